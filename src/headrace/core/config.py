@@ -21,7 +21,7 @@ _AtLeastOne = Annotated[int, Meta(ge=1)]
 _AtLeastZero = Annotated[int, Meta(ge=0)]
 
 
-def _meta(  # noqa: PLR0913  the bounds are msgspec.Meta's own
+def _meta(
     group: str,
     help_text: str,
     *,
