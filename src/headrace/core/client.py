@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 import msgspec
@@ -65,7 +65,7 @@ class EngineClient(Protocol):
     @property
     def is_ready(self) -> bool: ...
 
-    def generate(self, request: Request) -> AsyncIterator[RequestOutput]: ...
+    def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]: ...
 
     async def abort(self, request_id: str) -> None:
         """End a request; unknown or finished ids are ignored."""
