@@ -1,0 +1,62 @@
+"""The free list: which KV block ids nobody owns.
+
+Knows nothing of sequences, tokens or the prefix cache; who holds an allocated block is the holder's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+class BlockPool:
+    """Hands out the block ids ``[0, num_blocks)``.
+
+    The block freed last is handed out first: it is the likeliest to be warm in some processor cache.
+    Which ids come out is a function of the calls made, so that a run can be replayed.
+    """
+
+    __slots__ = ("_free_ids", "_is_free", "_num_blocks")
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0
+        self._num_blocks = num_blocks
+        self.rebuild(())
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free_ids)
+
+    @property
+    def free_ids(self) -> Sequence[int]:
+        """The free list itself, next to be handed out last; to look at only."""
+        return self._free_ids
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Take ``num_blocks`` ids out of the pool, which must have them. Cost O(num_blocks)."""
+        num_kept = len(self._free_ids) - num_blocks
+        assert 0 <= num_kept <= len(self._free_ids), f"{num_blocks} blocks wanted, {len(self._free_ids)} free"
+        taken = self._free_ids[num_kept:]
+        del self._free_ids[num_kept:]
+        taken.reverse()
+        for block_id in taken:
+            self._is_free[block_id] = False
+        return taken
+
+    def free(self, block_ids: Sequence[int]) -> None:
+        """Take back allocated ids; the next ``allocate`` of as many returns them in the same order."""
+        for block_id in block_ids:
+            assert 0 <= block_id < self._num_blocks, f"block {block_id} is not in [0, {self._num_blocks})"
+            assert not self._is_free[block_id], f"block {block_id} freed twice"
+            self._is_free[block_id] = True
+        self._free_ids.extend(reversed(block_ids))
+
+    def rebuild(self, owned_ids: Iterable[int]) -> None:
+        """Forget the free list and make it everything but ``owned_ids``, lowest id first out. Cost O(all blocks)."""
+        self._is_free = bytearray(b"\x01") * self._num_blocks
+        for block_id in owned_ids:
+            self._is_free[block_id] = False
+        self._free_ids = [block_id for block_id in reversed(range(self._num_blocks)) if self._is_free[block_id]]
