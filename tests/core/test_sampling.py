@@ -96,6 +96,19 @@ def test_collections_are_bounded_in_size_and_content(fields: dict[str, object]) 
     assert refusal(**fields).param == next(iter(fields))
 
 
+@pytest.mark.parametrize(
+    ("given", "stop"), [("ab", ("ab",)), (["a", "b"], ("a", "b")), (None, ()), ([], ()), (("a",), ("a",))]
+)
+def test_stop_takes_one_string_a_list_or_nothing(given: object, stop: tuple[str, ...]) -> None:
+    assert SamplingParams(stop=given).stop == stop  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logit_bias"])
+def test_what_is_no_collection_is_refused_by_name(name: str) -> None:
+    assert refusal(**{name: 3}).param == name
+    assert not getattr(SamplingParams(**{name: None}), name)  # type: ignore[arg-type]
+
+
 def test_a_long_value_is_shortened_in_the_message() -> None:
     assert len(refusal(temperature="x" * 10_000).message) < 150
 

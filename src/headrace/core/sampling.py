@@ -60,9 +60,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        self._canonicalise()
         self._check_shape()
         self._check_stops()
         self._check_token_sets()
+
+    def _canonicalise(self) -> None:
+        """Take what Python callers of vLLM write: ``stop="x"``, lists, and ``None`` for nothing."""
+        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                continue
+            if value is not None and not isinstance(value, str | list):
+                raise InvalidRequest(f"{name} must be a list; got {_shown(value)}", name)
+            items = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+            msgspec.structs.force_setattr(self, name, items)
+        bias: object = self.logit_bias
+        if bias is None:
+            msgspec.structs.force_setattr(self, "logit_bias", {})
+        elif not isinstance(bias, dict):
+            raise InvalidRequest(f"logit_bias must map token ids to numbers; got {_shown(bias)}", "logit_bias")
 
     def _check_shape(self) -> None:
         _check_int("n", self.n, 1, MAX_N)
