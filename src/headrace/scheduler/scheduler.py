@@ -1,0 +1,338 @@
+"""The scheduling rule: which sequences compute how many tokens in the next step.
+
+There is no prefill phase and no decode phase. A sequence has pending tokens, a step has a token budget, and
+the budget is handed out: to running sequences first, fewest pending tokens first (so a long prompt being
+computed never delays the streams beside it), then to waiting sequences in policy order. Chunked prefill,
+prefix hits and resumption after preemption are arithmetic on pending tokens.
+
+The scheduler holds no clock, thread, tensor, randomness or I/O: ``now`` is an argument, and equal calls give
+equal plans. What differs between policies is asked of ``SchedulingPolicy``; where keys and values live is the
+business of ``KVCacheManager``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.cache.kv_cache import KVCacheManager
+from headrace.core.request import FinishReason, TokenLogprobs
+from headrace.core.sequence import Sequence, SequenceStatus
+from headrace.core.step import (
+    PromptLogprobSpec,
+    SampleSpec,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+)
+from headrace.scheduler.policy import SchedulingPolicy
+from headrace.scheduler.waiting_queue import WaitingQueue
+
+MAX_HELD_BACK = 64
+"""Most waiting sequences passed over in one step because a running one is computing their prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """What one step did to one sequence; ``error`` is set when it failed in the executor.
+
+    ``token_id`` is the sampled token or ``None``; ``prompt_logprobs`` are the newly known prompt positions.
+    """
+
+    seq: Sequence
+    token_id: int | None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    error: str | None = None
+
+
+class Scheduler:
+    """Owns the waiting queue and the set of running sequences. One thread only.
+
+    Every sequence given to ``add`` ends in exactly one way: FINISHED with a finish reason, set by
+    ``update`` (token or length limits, executor failure) or by ``finish`` (the caller's reasons).
+    """
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        policy: SchedulingPolicy,
+        max_num_seqs: int,
+        max_model_len: int,
+        watermark: float = 0.01,
+    ) -> None:
+        self._kv = kv
+        self._policy = policy
+        self._max_num_seqs = max_num_seqs
+        self._max_model_len = max_model_len
+        self._watermark_tokens = int(kv.num_blocks * watermark) * kv.block_size
+        self._waiting = WaitingQueue(policy)
+        self._running: dict[int, Sequence] = {}
+        self._blocked: tuple[Sequence, int] | None = None
+        self._step_id = 0
+        self._num_preemptions = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._num_preemptions
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running) or len(self._waiting) > 0
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a new sequence. Its longest possible form must fit the pool: see ``max_num_tokens``."""
+        assert self._kv.fits(max_num_tokens(seq, self._max_model_len))
+        self._waiting.push(seq)
+
+    def finish(self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None = None) -> None:
+        """End a sequence wherever it is and free what it holds; no effect on a finished one."""
+        if seq.is_finished:
+            return
+        was_waiting = seq.status is SequenceStatus.WAITING
+        seq.status = SequenceStatus.FINISHED
+        seq.finish_reason = reason
+        seq.stop_reason = stop_reason
+        if was_waiting:
+            self._waiting.discard(seq)
+        else:
+            del self._running[seq.seq_id]
+            self._kv.release(seq)
+
+    # -- deciding a step ---------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> StepPlan:
+        """Decide the next step. The plan is empty only when there is no work at all."""
+        draft = _StepDraft(self._policy.token_budget(self._running.values(), len(self._waiting), now))
+        self._schedule_running(draft)
+        if not draft.preempted:
+            self._admit_waiting(draft, now)
+        self._step_id += 1
+        return StepPlan(
+            step_id=self._step_id,
+            scheduled=tuple(self._scheduled(seq, count) for seq, count in draft.chunks.values()),
+            preempted_seq_ids=tuple(seq.seq_id for seq in draft.preempted),
+        )
+
+    def _schedule_running(self, draft: _StepDraft) -> None:
+        for seq in sorted(self._running.values(), key=_num_pending_tokens):
+            if draft.budget <= 0:
+                break
+            if seq.status is not SequenceStatus.RUNNING:
+                continue  # preempted for one that came before it
+            num_tokens = min(seq.num_pending_tokens, draft.budget)
+            if self._make_room(seq, num_tokens, draft):
+                draft.give(seq, num_tokens)
+
+    def _make_room(self, seq: Sequence, num_tokens: int, draft: _StepDraft) -> bool:
+        """Get blocks for ``num_tokens`` more tokens, preempting others; False if ``seq`` gave way itself."""
+        while not self._kv.extend(seq, num_tokens):
+            victim = self._policy.victim(self._running.values())
+            self._preempt(victim, draft)
+            if victim is seq:
+                return False
+        return True
+
+    def _preempt(self, seq: Sequence, draft: _StepDraft) -> None:
+        draft.take_back(seq)
+        draft.preempted.append(seq)
+        self._kv.release(seq)
+        del self._running[seq.seq_id]
+        seq.num_computed_tokens = 0
+        seq.num_preemptions += 1
+        seq.status = SequenceStatus.WAITING
+        self._waiting.push(seq)
+        self._num_preemptions += 1
+
+    def _admit_waiting(self, draft: _StepDraft, now: float) -> None:
+        held_back: list[Sequence] = []
+        while draft.budget > 0 and len(self._running) < self._max_num_seqs and len(held_back) < MAX_HELD_BACK:
+            seq = self._waiting.pop()
+            if seq is None:
+                break
+            if self._is_still_blocked(seq):
+                held_back.append(seq)
+                break
+            if self._kv.is_being_computed(seq):
+                held_back.append(seq)
+            elif not self._try_admit(seq, draft, now):
+                held_back.append(seq)
+                break  # nobody overtakes for lack of memory, or large requests would starve
+        for seq in held_back:
+            self._waiting.push(seq)
+
+    def _try_admit(self, seq: Sequence, draft: _StepDraft, now: float) -> bool:
+        self._kv.acquire(seq, self._num_matchable_tokens(seq))
+        num_tokens = min(seq.num_pending_tokens, draft.budget)
+        if not (self._has_room(seq) and self._kv.extend(seq, num_tokens)):
+            self._kv.release(seq)
+            seq.num_computed_tokens = 0
+            self._blocked = (seq, self._kv.num_available_blocks)
+            return False
+        if seq.num_preemptions == 0:
+            seq.first_scheduled_time = now
+            seq.num_cached_tokens = seq.num_computed_tokens
+        seq.status = SequenceStatus.RUNNING
+        self._running[seq.seq_id] = seq
+        draft.give(seq, num_tokens)
+        return True
+
+    def _has_room(self, seq: Sequence) -> bool:
+        """Whether the pool holds all of ``seq`` and a margin for those that run, not just its next chunk.
+
+        Admitting what must soon be preempted again is how pools thrash. An empty house needs no margin.
+        """
+        return not self._running or self._kv.can_extend(seq, seq.num_pending_tokens + self._watermark_tokens)
+
+    def _is_still_blocked(self, seq: Sequence) -> bool:
+        """Whether ``seq`` failed for lack of blocks and none came free since; spares matching it each step."""
+        if self._blocked is None or self._blocked[0] is not seq or not self._running:
+            return False
+        return self._kv.num_available_blocks <= self._blocked[1]
+
+    def _num_matchable_tokens(self, seq: Sequence) -> int:
+        """How many leading tokens may come from the prefix cache.
+
+        One token at least is computed, to have logits; prompt positions whose log-probabilities are still
+        owed must be computed too.
+        """
+        if seq.request.sampling.prompt_logprobs is None or seq.num_prompt_logprobs >= seq.num_prompt_tokens:
+            return seq.num_tokens - 1
+        return max(seq.num_prompt_logprobs - 1, 0)
+
+    def _scheduled(self, seq: Sequence, num_tokens: int) -> ScheduledSequence:
+        start = seq.num_computed_tokens
+        end = start + num_tokens
+        return ScheduledSequence(
+            seq_id=seq.seq_id,
+            token_ids=seq.token_ids[start:end],
+            start=start,
+            block_ids=seq.block_table.ids,
+            sample=_sample_spec(seq) if end == seq.num_tokens else None,
+            prompt_logprobs=_prompt_logprob_spec(seq, start, end),
+        )
+
+    # -- taking in what happened -------------------------------------------------------------------
+
+    def update(self, plan: StepPlan, result: StepResult, now: float) -> list[SequenceUpdate]:
+        """Apply a step's outcome, in plan order: advance, append, commit, and end what is complete."""
+        sampled = iter(result.sampled_token_ids)
+        updates = []
+        for item in plan.scheduled:
+            token_id = next(sampled) if item.sample is not None else None
+            seq = self._running[item.seq_id]
+            error = result.failed.get(item.seq_id)
+            if error is not None:
+                self.finish(seq, FinishReason.ERROR)
+                updates.append(SequenceUpdate(seq, None, error=error))
+                continue
+            seq.num_computed_tokens = item.end
+            self._kv.commit(seq)
+            prompt_logprobs = _take_prompt_logprobs(seq, item, result)
+            if token_id is not None:
+                self._append(seq, token_id, now)
+            if token_id is not None or prompt_logprobs:
+                updates.append(SequenceUpdate(seq, token_id, result.logprobs.get(item.seq_id), prompt_logprobs))
+        return updates
+
+    def fail_step(self, plan: StepPlan, message: str) -> list[SequenceUpdate]:
+        """End every sequence of a plan that the executor could not run."""
+        updates = []
+        for item in plan.scheduled:
+            seq = self._running[item.seq_id]
+            self.finish(seq, FinishReason.ERROR)
+            updates.append(SequenceUpdate(seq, None, error=message))
+        return updates
+
+    def _append(self, seq: Sequence, token_id: int, now: float) -> None:
+        if seq.num_output_tokens == 0:
+            seq.first_token_time = now
+        seq.token_ids.append(token_id)
+        sampling = seq.request.sampling
+        if token_id in sampling.stop_token_ids:
+            self.finish(seq, FinishReason.STOP, token_id)
+        elif token_id in seq.eos_token_ids and not sampling.ignore_eos:
+            self.finish(seq, FinishReason.STOP)
+        elif seq.num_tokens >= max_num_tokens(seq, self._max_model_len):
+            self.finish(seq, FinishReason.LENGTH)
+
+
+class _StepDraft:
+    """A step while it is being decided: the budget left and who got how much of it."""
+
+    __slots__ = ("budget", "chunks", "preempted")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.chunks: dict[int, tuple[Sequence, int]] = {}
+        self.preempted: list[Sequence] = []
+
+    def give(self, seq: Sequence, num_tokens: int) -> None:
+        self.chunks[seq.seq_id] = (seq, num_tokens)
+        self.budget -= num_tokens
+
+    def take_back(self, seq: Sequence) -> None:
+        _, num_tokens = self.chunks.pop(seq.seq_id, (seq, 0))
+        self.budget += num_tokens
+
+
+def max_num_tokens(seq: Sequence, max_model_len: int) -> int:
+    """Most tokens the sequence can ever have, prompt included."""
+    max_tokens = seq.request.sampling.max_tokens
+    if max_tokens is None:
+        return max_model_len
+    return min(seq.num_prompt_tokens + max_tokens, max_model_len)
+
+
+def _num_pending_tokens(seq: Sequence) -> int:
+    return seq.num_pending_tokens
+
+
+def _sample_spec(seq: Sequence) -> SampleSpec:
+    request = seq.request
+    sampling = request.sampling
+    suppressed: tuple[int, ...] = ()
+    if seq.num_output_tokens < sampling.min_tokens:
+        suppressed = tuple(sorted(seq.eos_token_ids.union(sampling.stop_token_ids)))
+    return SampleSpec(
+        params=sampling,
+        seed=seq.seed,
+        position=seq.num_tokens,
+        token_ids=seq.token_ids if sampling.needs_history else (),
+        num_prompt_tokens=seq.num_prompt_tokens,
+        suppressed_token_ids=suppressed,
+        bad_word_token_ids=request.bad_word_token_ids,
+    )
+
+
+def _prompt_logprob_spec(seq: Sequence, start: int, end: int) -> PromptLogprobSpec | None:
+    """Prompt positions the chunk ``[start, end)`` makes known: its row ``p`` predicts token ``p + 1``."""
+    num_top = seq.request.sampling.prompt_logprobs
+    if num_top is None:
+        return None
+    first = max(start + 1, seq.num_prompt_logprobs)
+    last = min(end + 1, seq.num_prompt_tokens)
+    if first >= last:
+        return None
+    return PromptLogprobSpec(
+        first_row=first - 1 - start, target_token_ids=tuple(seq.token_ids[first:last]), num_top=num_top
+    )
+
+
+def _take_prompt_logprobs(
+    seq: Sequence, item: ScheduledSequence, result: StepResult
+) -> tuple[TokenLogprobs | None, ...]:
+    if seq.request.sampling.prompt_logprobs is None or seq.num_prompt_logprobs >= seq.num_prompt_tokens:
+        return ()
+    known: list[TokenLogprobs | None] = list(result.prompt_logprobs.get(item.seq_id, ()))
+    if seq.num_prompt_logprobs == 0:
+        known.insert(0, None)  # nothing precedes the first token
+    seq.num_prompt_logprobs += len(known)
+    return tuple(known)

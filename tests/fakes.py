@@ -1,0 +1,106 @@
+"""Stand-ins whose answers can be computed on paper. No mocks: each obeys the contract it stands in for."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headrace.core.request import Request, TokenLogprobs
+from headrace.core.sampling import SamplingParams
+from headrace.core.step import StepPlan, StepResult, TokenMask
+
+
+class ManualClock:
+    """A clock that moves only when told to."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.time = now
+
+    def now(self) -> float:
+        return self.time
+
+    def advance(self, seconds: float) -> None:
+        self.time += seconds
+
+
+def next_token(token_ids: list[int], vocab_size: int) -> int:
+    """The token ``ContentExecutor`` answers after ``token_ids``."""
+    return zlib.crc32(np.asarray(token_ids, dtype=np.int64).tobytes()) % vocab_size
+
+
+def expected_output(
+    prompt: list[int], max_tokens: int, vocab_size: int, eos_token_ids: frozenset[int] = frozenset()
+) -> list[int]:
+    """What a request alone on a ``ContentExecutor`` must give."""
+    token_ids = list(prompt)
+    for _ in range(max_tokens):
+        token_ids.append(next_token(token_ids, vocab_size))
+        if token_ids[-1] in eos_token_ids:
+            break
+    return token_ids[len(prompt) :]
+
+
+@dataclass
+class ContentExecutor:
+    """An executor whose KV memory remembers the token written to each slot.
+
+    The next token is a hash of what the sequence's slots *contain*, so any fault in block tables, sharing,
+    eviction or recomputation changes the output. ``plans`` keeps every plan executed.
+    """
+
+    num_blocks: int
+    block_size: int
+    vocab_size: int = 50
+    step_s: float = 0.01
+    fail_seq_ids: set[int] = field(default_factory=set)
+    plans: list[StepPlan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._slots = np.full((self.num_blocks, self.block_size), -1, dtype=np.int64)
+
+    def execute(self, plan: StepPlan, token_mask: TokenMask | None) -> StepResult:
+        self.plans.append(plan)
+        for item in plan.scheduled:
+            for position, token_id in enumerate(item.token_ids, item.start):
+                block_id = item.block_ids[position // self.block_size]
+                self._slots[block_id, position % self.block_size] = token_id
+        result = StepResult(sampled_token_ids=[], elapsed_s=self.step_s)
+        for item in plan.scheduled:
+            content = self._slots[item.block_ids].reshape(-1)[: item.end]
+            assert (content >= 0).all(), f"sequence {item.seq_id} reads a slot nobody wrote"
+            if item.prompt_logprobs is not None:
+                result.prompt_logprobs[item.seq_id] = [
+                    TokenLogprobs(token_id, -0.5, 1) for token_id in item.prompt_logprobs.target_token_ids
+                ]
+            if item.sample is None:
+                continue
+            if item.seq_id in self.fail_seq_ids:
+                result.failed[item.seq_id] = "logits are not finite"
+                result.sampled_token_ids.append(-1)
+                continue
+            result.sampled_token_ids.append(next_token(content.tolist(), self.vocab_size))
+        return result
+
+    def close(self) -> None:
+        self._slots = np.empty((0, 0), dtype=np.int64)
+
+
+def make_request(
+    prompt: list[int],
+    request_id: str = "r",
+    arrival_time: float = 0.0,
+    priority: int = 0,
+    cache_salt: str = "",
+    **sampling: object,
+) -> Request:
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
+        seed=7,
+        arrival_time=arrival_time,
+        priority=priority,
+        cache_salt=cache_salt,
+    )
