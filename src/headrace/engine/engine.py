@@ -1,0 +1,256 @@
+"""The engine: one call to ``step`` decides, computes and reports one step for every request at once.
+
+It joins the scheduler, the executor and the text side, and knows none of their insides. It is not
+thread-safe and has no thread: whoever drives it (engine thread, offline caller, simulator) calls ``submit``,
+``abort`` and ``step`` in turn. Time comes from its clock, so a virtual clock turns it into a simulator.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.cache.kv_cache import KVCacheManager
+from headrace.core.client import EngineInfo, StepStats
+from headrace.core.clock import Clock
+from headrace.core.errors import InvalidRequest
+from headrace.core.request import (
+    FinishReason,
+    OutputError,
+    Request,
+    RequestOutput,
+    RequestTimes,
+    TokenLogprobs,
+    Usage,
+)
+from headrace.core.sampling import SamplingParams
+from headrace.core.sequence import Sequence
+from headrace.core.step import Executor, StepPlan
+from headrace.engine.text_stream import TextStream
+from headrace.scheduler.scheduler import Scheduler, SequenceUpdate, max_num_tokens
+
+logger = logging.getLogger(__name__)
+
+MAX_CONSECUTIVE_FAILED_STEPS = 3
+"""A failed step fails its requests; this many in a row mean the executor itself is broken."""
+
+
+class TextSource(Protocol):
+    """Makes the text side of a sequence; a tokenizer behind it, or a fake."""
+
+    def text_stream(self, sampling: SamplingParams) -> TextStream: ...
+
+
+@dataclass(slots=True)
+class _Live:
+    """A sequence that has not ended, with its text."""
+
+    seq: Sequence
+    text: TextStream
+
+
+class Engine:
+    """Continuous batching over one executor.
+
+    Every sequence of a submitted request gets exactly one output with a finish reason, whatever happens:
+    completion, abort or failure.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        kv: KVCacheManager,
+        executor: Executor,
+        texts: TextSource,
+        clock: Clock,
+        info: EngineInfo,
+    ) -> None:
+        self.info = info
+        self._scheduler = scheduler
+        self._kv = kv
+        self._executor = executor
+        self._texts = texts
+        self._clock = clock
+        self._eos_token_ids = frozenset(info.eos_token_ids)
+        self._live: dict[int, _Live] = {}
+        self._seq_ids: dict[str, list[int]] = {}
+        self._next_seq_id = 0
+        self._ended: list[RequestOutput] = []
+        self._num_failed_steps = 0
+        self._last_step = (0, 0, 0.0)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has something to compute or to report."""
+        return self._scheduler.has_work or bool(self._ended)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises ``InvalidRequest`` for one that could never run here."""
+        if request.request_id in self._seq_ids:
+            raise InvalidRequest(f"a request with the id {request.request_id!r} is already running", "request_id")
+        sequences = [
+            Sequence(self._next_seq_id + index, request, index, self._eos_token_ids)
+            for index in range(request.sampling.n)
+        ]
+        self._check_fits(sequences[0])
+        self._next_seq_id += len(sequences)
+        self._seq_ids[request.request_id] = [seq.seq_id for seq in sequences]
+        for seq in sequences:
+            self._live[seq.seq_id] = _Live(seq, self._texts.text_stream(request.sampling))
+            self._scheduler.add(seq)
+
+    def abort(self, request_id: str) -> None:
+        """End a request and free what it holds at once; unknown and finished ids are ignored."""
+        for seq_id in list(self._seq_ids.get(request_id, ())):
+            live = self._live[seq_id]
+            self._scheduler.finish(live.seq, FinishReason.ABORT)
+            self._ended.append(self._last_output(live, text=live.text.finish()))
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step and report what changed, in plan order; aborted requests come first."""
+        outputs, self._ended = self._ended, []
+        plan = self._scheduler.schedule(self._clock.now())
+        if plan.scheduled:
+            outputs.extend(self._output(update) for update in self._execute(plan))
+        if not self._scheduler.has_work:
+            self._check_conservation()
+        return outputs
+
+    def stats(self) -> StepStats:
+        kv = self._kv
+        num_tokens, num_samples, elapsed_s = self._last_step
+        return StepStats(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_blocks=kv.num_blocks,
+            num_free_blocks=kv.num_free_blocks,
+            num_cached_blocks=kv.num_evictable_blocks,
+            num_step_tokens=num_tokens,
+            num_step_samples=num_samples,
+            step_s=elapsed_s,
+            prefix_query_tokens=kv.stats.query_tokens,
+            prefix_hit_tokens=kv.stats.hit_tokens,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_evicted_blocks=kv.stats.evicted_blocks,
+        )
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def _check_fits(self, seq: Sequence) -> None:
+        num_tokens = max_num_tokens(seq, self.info.max_model_len)
+        if not self._kv.fits(num_tokens):
+            raise InvalidRequest(
+                f"prompt {seq.num_prompt_tokens} + max_tokens {num_tokens - seq.num_prompt_tokens} = {num_tokens} "
+                f"tokens, but the KV cache holds {self.info.num_kv_tokens}; lower max_tokens or start the server "
+                "with a larger --kv-cache-bytes",
+                "max_tokens",
+            )
+
+    def _execute(self, plan: StepPlan) -> Iterable[SequenceUpdate]:
+        """Compute a plan. A step that fails costs its own requests; repeated failure is fatal."""
+        try:
+            result = self._executor.execute(plan, None)
+        except Exception as error:
+            self._num_failed_steps += 1
+            logger.exception("step %d failed in the executor; %d sequences end", plan.step_id, len(plan.scheduled))
+            if self._num_failed_steps >= MAX_CONSECUTIVE_FAILED_STEPS:
+                raise
+            message = f"the step that computed this request failed ({type(error).__name__}); try again"
+            return self._scheduler.fail_step(plan, message)
+        self._num_failed_steps = 0
+        self._last_step = (plan.num_tokens, plan.num_samples, result.elapsed_s)
+        return self._scheduler.update(plan, result, self._clock.now())
+
+    def _output(self, update: SequenceUpdate) -> RequestOutput:
+        live = self._live[update.seq.seq_id]
+        if update.error is not None:
+            return self._last_output(live, error=OutputError("RequestFailed", update.error))
+        text = "" if update.token_id is None else self._push_text(live, update.token_id)
+        if live.seq.is_finished:
+            return self._last_output(live, text=text + live.text.finish(), update=update)
+        return self._delta(live, text, update)
+
+    def _push_text(self, live: _Live, token_id: int) -> str:
+        """Text that became safe with ``token_id``; a stop string in it ends the sequence."""
+        seq = live.seq
+        ended_by_token = seq.finish_reason is FinishReason.STOP
+        if ended_by_token and not seq.request.sampling.include_stop_str_in_output:
+            return ""
+        delta = live.text.push(token_id)
+        if delta.stop is not None:
+            self._scheduler.finish(seq, FinishReason.STOP)
+            # also when the same token reached the length limit: the stop string is the better reason
+            seq.finish_reason, seq.stop_reason = FinishReason.STOP, delta.stop
+        return delta.text
+
+    def _delta(self, live: _Live, text: str, update: SequenceUpdate) -> RequestOutput:
+        seq = live.seq
+        return RequestOutput(
+            request_id=seq.request.request_id,
+            index=seq.index,
+            text=text,
+            token_ids=_token_ids(update),
+            logprobs=_logprobs(update),
+            prompt_logprobs=update.prompt_logprobs,
+            usage=_usage(seq),
+        )
+
+    def _last_output(
+        self,
+        live: _Live,
+        text: str = "",
+        update: SequenceUpdate | None = None,
+        error: OutputError | None = None,
+    ) -> RequestOutput:
+        """Report a finished sequence and forget it."""
+        seq = live.seq
+        self._forget(seq)
+        return RequestOutput(
+            request_id=seq.request.request_id,
+            index=seq.index,
+            text=text,
+            token_ids=_token_ids(update),
+            logprobs=_logprobs(update),
+            prompt_logprobs=() if update is None else update.prompt_logprobs,
+            usage=_usage(seq),
+            finish_reason=seq.finish_reason,
+            stop_reason=seq.stop_reason,
+            times=RequestTimes(
+                arrival=seq.request.arrival_time,
+                first_scheduled=seq.first_scheduled_time,
+                first_token=seq.first_token_time,
+                finished=self._clock.now(),
+                num_preemptions=seq.num_preemptions,
+            ),
+            error=error,
+        )
+
+    def _forget(self, seq: Sequence) -> None:
+        del self._live[seq.seq_id]
+        siblings = self._seq_ids[seq.request.request_id]
+        siblings.remove(seq.seq_id)
+        if not siblings:
+            del self._seq_ids[seq.request.request_id]
+
+    def _check_conservation(self) -> None:
+        """With nothing running every block is free or cached; say so if not, and mend it."""
+        violations = self._kv.check()
+        if violations:
+            logger.error("KV blocks lost or shared while idle: %s", "; ".join(violations))
+            for repair in self._kv.heal([]):
+                logger.error("KV cache repaired: %s", repair)
+
+
+def _token_ids(update: SequenceUpdate | None) -> tuple[int, ...]:
+    return () if update is None or update.token_id is None else (update.token_id,)
+
+
+def _logprobs(update: SequenceUpdate | None) -> tuple[TokenLogprobs, ...]:
+    return () if update is None or update.logprobs is None else (update.logprobs,)
+
+
+def _usage(seq: Sequence) -> Usage:
+    return Usage(seq.num_prompt_tokens, seq.num_cached_tokens, seq.num_output_tokens)
