@@ -1,0 +1,77 @@
+"""Runs a Transformer step by step over paged memory, with blocks handed out in a scattered order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.checkpoint.open import open_checkpoint
+from headrace.core.forward_batch import ForwardBatch
+from headrace.core.model_config import ModelConfig
+from headrace.core.step import ScheduledSequence, StepPlan
+from headrace.model.config_parser import parse_model_config
+from headrace.model.kv_memory import PagedKVMemory
+from headrace.model.torch_batch import TorchBatch
+from headrace.model.transformer import Transformer
+from headrace.model.weights import load_weights
+
+
+@dataclass
+class Row:
+    """One sequence: how many tokens are computed, and the blocks they lie in."""
+
+    num_computed: int = 0
+    block_ids: list[int] = field(default_factory=list)
+
+
+class PagedRun:
+    """A model with memory; sequences are named by any number and grow by ``step``."""
+
+    def __init__(
+        self, model: Transformer, config: ModelConfig, num_blocks: int = 64, block_size: int = 4, seed: int = 0
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.kv = PagedKVMemory(config, num_blocks, block_size, torch.float32)
+        self._free = np.random.default_rng(seed).permutation(num_blocks).tolist()
+        self._rows: dict[int, Row] = {}
+
+    def step(self, chunks: dict[int, Sequence[int]]) -> dict[int, Tensor]:
+        """Append each sequence's tokens in one batch; the logits of all its new rows, ``[n, vocab_size]``."""
+        plan = StepPlan(0, tuple(self._schedule(seq_id, tokens) for seq_id, tokens in chunks.items()))
+        batch = ForwardBatch.from_plan(plan, self.kv.block_size)
+        logits = self.model.logits(self.model.forward(TorchBatch.from_forward_batch(batch), self.kv))
+        parts = torch.split(logits, [len(tokens) for tokens in chunks.values()])
+        return dict(zip(chunks, parts, strict=True))
+
+    def greedy(self, seq_id: int, prompt: Sequence[int], num_tokens: int) -> list[int]:
+        """The ``num_tokens`` likeliest tokens, one after the other."""
+        tokens: list[int] = []
+        chunk: Sequence[int] = prompt
+        for _ in range(num_tokens):
+            tokens.append(int(self.step({seq_id: chunk})[seq_id][-1].argmax()))
+            chunk = tokens[-1:]
+        return tokens
+
+    def free(self, seq_id: int) -> None:
+        self._free += self._rows.pop(seq_id).block_ids
+
+    def _schedule(self, seq_id: int, tokens: Sequence[int]) -> ScheduledSequence:
+        row = self._rows.setdefault(seq_id, Row())
+        start, end = row.num_computed, row.num_computed + len(tokens)
+        while len(row.block_ids) * self.kv.block_size < end:
+            row.block_ids.append(self._free.pop())
+        row.num_computed = end
+        return ScheduledSequence(seq_id, tokens, start, np.array(row.block_ids, np.int32))
+
+
+def load_model(path: Path) -> tuple[Transformer, ModelConfig]:
+    """The model at ``path`` in float32."""
+    checkpoint = open_checkpoint(path)
+    config = parse_model_config(checkpoint)
+    return Transformer(config, load_weights(checkpoint, config, torch.float32, lambda done, total: None)), config
