@@ -5,7 +5,7 @@ Knows nothing of sequences, tokens or the prefix cache; who holds an allocated b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 
 class BlockPool:
@@ -20,7 +20,8 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0
         self._num_blocks = num_blocks
-        self.rebuild(())
+        self._free_ids = list(reversed(range(num_blocks)))
+        self._is_free = bytearray(b"\x01") * num_blocks
 
     @property
     def num_blocks(self) -> int:
@@ -54,9 +55,18 @@ class BlockPool:
             self._is_free[block_id] = True
         self._free_ids.extend(reversed(block_ids))
 
-    def rebuild(self, owned_ids: Iterable[int]) -> None:
-        """Forget the free list and make it everything but ``owned_ids``, lowest id first out. Cost O(all blocks)."""
-        self._is_free = bytearray(b"\x01") * self._num_blocks
-        for block_id in owned_ids:
-            self._is_free[block_id] = False
-        self._free_ids = [block_id for block_id in reversed(range(self._num_blocks)) if self._is_free[block_id]]
+    def rebuild(self, owned_ids: Collection[int]) -> list[str]:
+        """Make the free list everything but ``owned_ids``, lowest first out, and say what was wrong with it.
+
+        For repair. Cost: O(all blocks).
+        """
+        owned = set(owned_ids)
+        listed = set(self._free_ids)
+        self._free_ids = [block_id for block_id in reversed(range(self._num_blocks)) if block_id not in owned]
+        self._is_free = bytearray(block_id not in owned for block_id in range(self._num_blocks))
+        repairs = []
+        if lost := sorted(set(self._free_ids) - listed):
+            repairs.append(f"returned blocks {lost} to the free list")
+        if taken := sorted(listed & owned):
+            repairs.append(f"took blocks {taken} off the free list, as they have an owner")
+        return repairs

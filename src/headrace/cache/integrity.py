@@ -6,31 +6,39 @@ Only reads. How to go on when a promise is broken is ``KVCacheManager.heal``'s b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
 
 from headrace.cache.block_pool import BlockPool
 from headrace.cache.radix_tree import RadixNode, RadixTree, pack_tokens
-from headrace.core.sequence import Sequence
+from headrace.core.sequence import PrefixNode, Sequence
 
 
 def violations(pool: BlockPool, tree: RadixTree, holders: Collection[Sequence]) -> list[str]:
     """Every broken promise in words; empty when all is well. Cost: O(blocks + nodes)."""
+    held_nodes = [seq.prefix_node for seq in holders if seq.prefix_node is not None]
     return [
         *_ownership_violations(pool, tree, holders),
-        *_tree_violations(tree),
-        *_lock_violations(tree, holders),
+        *tree_violations(tree, held_nodes),
         *_holder_violations(tree, holders),
     ]
 
 
-def count_owners(tree: RadixTree, holders: Collection[Sequence]) -> Counter[int]:
-    """How many nodes and sequences claim to own each block that is not free."""
-    owners: Counter[int] = Counter()
-    for node in tree.nodes():
-        owners.update(node.block_ids)
-    for seq in holders:
-        owners.update(private_block_ids(seq))
-    return owners
+def tree_violations(tree: RadixTree, held_nodes: Iterable[PrefixNode]) -> list[str]:
+    """The part of ``violations`` that concerns the tree alone, given who holds it where."""
+    return [
+        *_link_violations(tree),
+        *_lock_violations(tree, held_nodes),
+        *_order_violations(tree),
+        *_total_violations(tree),
+    ]
+
+
+def owned_block_ids(tree: RadixTree, holders: Collection[Sequence]) -> list[int]:
+    """Every block that is not free, as often as a node or a sequence claims to own it."""
+    cached = chain.from_iterable(node.block_ids for node in tree.nodes())
+    private = chain.from_iterable(private_block_ids(seq) for seq in holders)
+    return [*cached, *private]
 
 
 def private_block_ids(seq: Sequence) -> list[int]:
@@ -41,31 +49,56 @@ def private_block_ids(seq: Sequence) -> list[int]:
 
 def _ownership_violations(pool: BlockPool, tree: RadixTree, holders: Collection[Sequence]) -> Iterator[str]:
     """free + private + cached = num_blocks, block by block."""
-    owners = count_owners(tree, holders)
-    owners.update(pool.free_ids)
-    lost = [block_id for block_id in range(pool.num_blocks) if block_id not in owners]
-    contested = sorted(block_id for block_id, count in owners.items() if count > 1)
-    unknown = sorted(block_id for block_id in owners if not 0 <= block_id < pool.num_blocks)
-    if lost:
+    block_ids = owned_block_ids(tree, holders)
+    block_ids += pool.free_ids
+    if sorted(block_ids) == list(range(pool.num_blocks)):
+        return
+    owners = Counter(block_ids)
+    if lost := [block_id for block_id in range(pool.num_blocks) if block_id not in owners]:
         yield f"blocks {lost} have no owner"
-    if contested:
+    if contested := sorted(block_id for block_id, count in owners.items() if count > 1):
         yield f"blocks {contested} have more than one owner"
-    if unknown:
+    if unknown := sorted(block_id for block_id in owners if not 0 <= block_id < pool.num_blocks):
         yield f"blocks {unknown} are not in the pool of {pool.num_blocks}"
 
 
-def _tree_violations(tree: RadixTree) -> Iterator[str]:
-    """Links, keys and totals."""
-    cached = [node for node in tree.nodes() if node.parent is not None]
+def _link_violations(tree: RadixTree) -> Iterator[str]:
+    """Parents and children agree, and a child stands under the tokens of its first block."""
     key_bytes = len(pack_tokens([0] * tree.block_size))
     for node in tree.nodes():
         if len(node.packed_tokens) != len(node.block_ids) * key_bytes:
             yield f"{node} has {len(node.packed_tokens)} bytes of tokens for its blocks"
+        if node.parent is None and node.lock_count == 0 and not node.children:
+            yield f"namespace {node.namespace!r} is kept for nothing"
         for key, child in node.children.items():
             if child.parent is not node or child.namespace != node.namespace:
                 yield f"{child} is a child of {node} and does not know it"
             if not child.block_ids or key != child.packed_tokens[:key_bytes]:
                 yield f"{child} stands under a key that is not its first block"
+
+
+def _lock_violations(tree: RadixTree, held_nodes: Iterable[PrefixNode]) -> Iterator[str]:
+    """A node has one lock per holder and one per locked child."""
+    num_holders = Counter(held_nodes)
+    for node in tree.nodes():
+        expected = num_holders[node] + sum(child.lock_count > 0 for child in node.children.values())
+        if node.lock_count != expected:
+            yield f"{node} should have {expected} locks"
+
+
+def _order_violations(tree: RadixTree) -> Iterator[str]:
+    """Just the unlocked nodes wait for eviction, children before parents."""
+    rank: dict[RadixNode | None, int] = {node: index for index, node in enumerate(tree.eviction_order())}
+    cached = [node for node in tree.nodes() if node.parent is not None]
+    if rank.keys() != {node for node in cached if node.lock_count == 0}:
+        yield "the eviction order is not made of just the unlocked nodes"
+    for node in cached:
+        if node.parent in rank and rank[node.parent] < rank.get(node, -1):
+            yield f"{node} would be evicted after its parent"
+
+
+def _total_violations(tree: RadixTree) -> Iterator[str]:
+    cached = [node for node in tree.nodes() if node.parent is not None]
     if len(cached) != tree.num_nodes:
         yield f"{len(cached)} nodes in the tree, {tree.num_nodes} counted"
     num_blocks = sum(len(node.block_ids) for node in cached)
@@ -74,42 +107,23 @@ def _tree_violations(tree: RadixTree) -> Iterator[str]:
     num_unlocked = sum(len(node.block_ids) for node in cached if node.lock_count == 0)
     if num_unlocked != tree.num_evictable_blocks:
         yield f"{num_unlocked} blocks unlocked, {tree.num_evictable_blocks} counted"
-    yield from _order_violations(tree, cached)
-
-
-def _order_violations(tree: RadixTree, cached: list[RadixNode]) -> Iterator[str]:
-    """The eviction order holds just the unlocked nodes, children before parents."""
-    rank: dict[RadixNode | None, int] = {node: index for index, node in enumerate(tree.eviction_order())}
-    if rank.keys() != {node for node in cached if node.lock_count == 0}:
-        yield "the eviction order is not made of just the unlocked nodes"
-    for node in cached:
-        if node.parent in rank and rank[node.parent] < rank.get(node, -1):
-            yield f"{node} would be evicted after its parent"
-
-
-def _lock_violations(tree: RadixTree, holders: Collection[Sequence]) -> Iterator[str]:
-    """A node's locks are those of its holders and one per locked child."""
-    num_holders = Counter(seq.prefix_node for seq in holders)
-    for node in tree.nodes():
-        expected = num_holders[node] + sum(child.lock_count > 0 for child in node.children.values())
-        if node.lock_count != expected:
-            yield f"{node} should have {expected} locks"
-        if node.parent is None and expected == 0 and not node.children:
-            yield f"namespace {node.namespace!r} is kept for nothing"
 
 
 def _holder_violations(tree: RadixTree, holders: Collection[Sequence]) -> Iterator[str]:
     """A sequence shares exactly the blocks on the path to its node, and a finished one has none."""
-    nodes = set(tree.nodes())
+    nodes: set[PrefixNode | None] = set(tree.nodes())
     for seq in holders:
         if seq.is_finished:
             yield f"{seq} is finished and was not released"
-        if seq.prefix_node is None:
-            shared: list[int] = []
-        elif isinstance(seq.prefix_node, RadixNode) and seq.prefix_node in nodes:
-            shared = [block_id for node in seq.prefix_node.path() for block_id in node.block_ids]
-        else:
+        if seq.prefix_node is not None and seq.prefix_node not in nodes:
             yield f"{seq} has locked a node that is not in the tree"
             continue
+        shared = _path_block_ids(seq.prefix_node)
         if seq.block_table.ids[: seq.num_shared_blocks].tolist() != shared:
-            yield f"{seq} does not share the {len(shared)} blocks its node stands for"
+            yield f"{seq} does not share just the {len(shared)} blocks its node stands for"
+
+
+def _path_block_ids(node: PrefixNode | None) -> list[int]:
+    if not isinstance(node, RadixNode):
+        return []
+    return [block_id for step in node.path() for block_id in step.block_ids]

@@ -11,6 +11,7 @@ memory is short.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -85,7 +86,7 @@ class KVCacheManager:
 
     def fits(self, num_tokens: int) -> bool:
         """Whether one sequence of so many tokens fits the pool when it has it all to itself."""
-        return self._num_covering_blocks(num_tokens) <= self._pool.num_blocks
+        return _num_covering_blocks(num_tokens, self._block_size) <= self._pool.num_blocks
 
     # -- a sequence's life --------------------------------------------------------------------------
 
@@ -186,21 +187,20 @@ class KVCacheManager:
     def heal(self, live_sequences: Iterable[Sequence]) -> list[str]:
         """Make the books right after ``check`` found fault, and say what was done.
 
-        Only ``live_sequences`` keep what they hold. If some block has two owners, cached contents cannot be
-        trusted and all of the cache that is not locked is dropped. A block that two live sequences both claim
-        is left to both: ``check`` goes on naming it until one of them ends.
+        Of the sequences that were acquired only ``live_sequences`` keep what they hold. If some block has two
+        owners, cached contents cannot be trusted and all of the cache that is not locked is dropped. A block
+        that two live sequences both claim is left to both: ``check`` names it until one of them ends.
         """
-        live = {seq.seq_id: seq for seq in live_sequences}
+        live = {seq.seq_id: seq for seq in live_sequences if seq.seq_id in self._holders}
         repairs = self._dispossess(live)
         repairs.append(f"recounted the locks and totals of {self._tree.num_nodes} cached nodes")
         self._tree.rebuild(node for seq in live.values() if (node := _prefix_node(seq)) is not None)
-        owners = integrity.count_owners(self._tree, live.values())
+        owners = Counter(integrity.owned_block_ids(self._tree, live.values()))
         if contested := sorted(block_id for block_id, count in owners.items() if count > 1):
             dropped = self._tree.evict(self._tree.num_evictable_blocks)
             owners.subtract(dropped)
             repairs.append(f"dropped {len(dropped)} cached blocks, as blocks {contested} had more than one owner")
-        repairs += self._rebuild_pool({block_id for block_id, count in owners.items() if count > 0})
-        return repairs
+        return repairs + self._pool.rebuild({block_id for block_id, count in owners.items() if count > 0})
 
     def _dispossess(self, live: dict[int, Sequence]) -> list[str]:
         """Make ``live`` the only holders, each with a prefix that is cached or none."""
@@ -219,23 +219,11 @@ class KVCacheManager:
                 seq.num_shared_blocks = 0
         return repairs
 
-    def _rebuild_pool(self, owned_ids: set[int]) -> list[str]:
-        free_ids = set(self._pool.free_ids)
-        lost = sorted(set(range(self.num_blocks)) - free_ids - owned_ids)
-        repairs = [f"returned blocks {lost} to the free list"] if lost else []
-        if taken := sorted(free_ids & owned_ids):
-            repairs.append(f"took blocks {taken} off the free list, as they have an owner")
-        self._pool.rebuild(owned_ids)
-        return repairs
-
     # -- inside -------------------------------------------------------------------------------------
-
-    def _num_covering_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
 
     def _num_missing_blocks(self, seq: Sequence, num_tokens: int) -> int:
         """Blocks the table lacks to hold so many tokens after the computed ones; negative if it has some to spare."""
-        return -(-(seq.num_computed_tokens + num_tokens) // self._block_size) - len(seq.block_table)
+        return _num_covering_blocks(seq.num_computed_tokens + num_tokens, self._block_size) - len(seq.block_table)
 
     def _match(self, seq: Sequence, num_blocks: int) -> PrefixMatch:
         """What the cache has of the first ``num_blocks`` blocks of a sequence.
@@ -299,3 +287,7 @@ def _prefix_node(seq: Sequence) -> RadixNode | None:
     node = seq.prefix_node
     assert node is None or isinstance(node, RadixNode)
     return node
+
+
+def _num_covering_blocks(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)

@@ -233,9 +233,10 @@ class RadixTree:
     # -- walking and growing ------------------------------------------------------------------------
 
     def _match_below(self, node: RadixNode, packed_tokens: bytes) -> PrefixMatch:
+        block_bytes = self._block_bytes
         block_ids: list[int] = []
         start = 0
-        while (child := node.children.get(packed_tokens[start : start + self._block_bytes])) is not None:
+        while (child := node.children.get(packed_tokens[start : start + block_bytes])) is not None:
             if not packed_tokens.startswith(child.packed_tokens, start):
                 num_common = self._num_common_blocks(child, packed_tokens, start)
                 return PrefixMatch(child, num_common, block_ids + child.block_ids[:num_common])
