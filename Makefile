@@ -1,0 +1,58 @@
+# The project's verbs. Needs Python 3.11 or newer with pip, and a C compiler; everything else is installed
+# into .venv. A stamp per set of dependencies makes every target a no-op when nothing changed.
+
+MODEL ?=
+ARGS ?=
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+DEPENDENCIES := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve check format test bench docs clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## create .venv and install headrace into it
+
+serve: install ## serve MODEL (default: smollm2, fetched once) with flags ARGS
+	$(BIN)/headrace serve $(MODEL) $(ARGS)
+
+check: $(VENV)/.installed-test ## format, lint, types, architecture
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+format: $(VENV)/.installed-test ## format the code and apply safe lint fixes
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
+
+test: $(VENV)/.installed-test ## run every test; ARGS go to pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: install ## measure the engine's step
+	$(BIN)/python benchmarks/step.py $(ARGS)
+
+docs: install ## write the pages that are generated from code
+	$(BIN)/python -m headrace.core.settings_reference > docs/reference/settings.md
+
+clean: ## remove .venv and every cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed: $(DEPENDENCIES) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch]'
+	@touch $@
+
+# contains everything that .installed does, so it stamps both
+$(VENV)/.installed-test: $(DEPENDENCIES) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,test]'
+	@touch $(VENV)/.installed $@
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "error: no python3 found; install Python 3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is too old; set PYTHON to Python 3.11 or newer" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
