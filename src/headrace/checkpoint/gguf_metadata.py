@@ -17,8 +17,9 @@ from headrace.checkpoint.quantization import ByteArray
 
 # The largest vocabularies in use take some 20 MiB of header; a string or array cannot be longer than this.
 MAX_HEADER_BYTES = 64 << 20
-# Strings and nested arrays become Python objects: all arrays together may hold this many of them.
-MAX_ARRAY_OBJECTS = 1 << 20
+# Strings become Python objects: all arrays together may hold this many. Arrays of arrays hardly occur.
+MAX_ARRAY_STRINGS = 1 << 20
+MAX_NESTED_ARRAYS = 4096
 MAX_METADATA_ENTRIES = 1 << 16
 MAX_ARRAY_DEPTH = 4
 
@@ -50,7 +51,8 @@ class HeaderReader:
         self._data = data
         self._view = memoryview(data[:MAX_HEADER_BYTES].data)
         self._checks = checks
-        self._num_objects_left = MAX_ARRAY_OBJECTS
+        self._num_strings_left = MAX_ARRAY_STRINGS
+        self._num_arrays_left = MAX_NESTED_ARRAYS
         self.position = 0
 
     @property
@@ -95,23 +97,24 @@ class HeaderReader:
 
     def _array(self, field: str, depth: int) -> object:
         element_type = self.u32(f"{field}.type")
-        length_field = f"{field}.length"
         if element_type == _STRING:
-            return self._strings(field, self._object_count(length_field, _SMALLEST_STRING))
+            return self._strings(field)
         if element_type == _ARRAY:
-            if depth == 1:
-                raise self._checks.error(field, f"has arrays nested deeper than {MAX_ARRAY_DEPTH}")
-            return [self._array(field, depth - 1) for _ in range(self._object_count(length_field, _SMALLEST_ARRAY))]
-        count = self.count(length_field, self._number_type(field, element_type).itemsize, MAX_HEADER_BYTES)
-        return self._numbers(field, element_type, count)
+            return self._arrays(field, depth)
+        itemsize = self._number_type(field, element_type).itemsize
+        return self._numbers(field, element_type, self.count(f"{field}.length", itemsize, MAX_HEADER_BYTES))
 
-    def _object_count(self, field: str, smallest: int) -> int:
-        count = self.count(field, smallest, self._num_objects_left)
-        self._num_objects_left -= count
-        return count
+    def _arrays(self, field: str, depth: int) -> list[object]:
+        if depth == 1:
+            raise self._checks.error(field, f"has arrays nested deeper than {MAX_ARRAY_DEPTH}")
+        count = self.count(f"{field}.length", _SMALLEST_ARRAY, self._num_arrays_left)
+        self._num_arrays_left -= count
+        return [self._array(field, depth - 1) for _ in range(count)]
 
-    def _strings(self, field: str, count: int) -> list[str]:
+    def _strings(self, field: str) -> list[str]:
         """As many calls of ``string``, in one loop because vocabularies have hundreds of thousands."""
+        count = self.count(f"{field}.length", _SMALLEST_STRING, self._num_strings_left)
+        self._num_strings_left -= count
         view, position, end = self._view, self.position, len(self._view)
         unpack_length = struct.Struct("<Q").unpack_from
         strings: list[str] = []

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from headrace.checkpoint.layout import FileChecks, map_file
+from headrace.checkpoint.layout import FileChecks, map_file, shown
 
 # Decoded objects take up to some 25 times the bytes of their text, so this also bounds memory.
 MAX_CONFIG_BYTES = 2 << 20
@@ -28,6 +28,6 @@ def read_json(path: Path, target: type[_T], max_bytes: int) -> _T:
     try:
         return msgspec.json.decode(data.tobytes(), type=target)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise checks.error(path.name, f"cannot be understood: {error}") from error
+        raise checks.error(path.name, f"cannot be understood: {shown(str(error))}") from error
     except RecursionError as error:
         raise checks.error(path.name, "is nested too deeply") from error

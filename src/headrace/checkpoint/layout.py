@@ -93,7 +93,7 @@ class FileChecks:
 
 def shown(text: str) -> str:
     """Text out of a file, short and without control characters, fit for a terminal."""
-    return repr(text if len(text) <= 80 else text[:80] + "...")[1:-1]
+    return repr(text if len(text) <= 120 else text[:120] + "...")[1:-1]
 
 
 def map_file(path: Path) -> ByteArray:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from headrace.checkpoint.layout import MAX_TENSORS, Extent, FileChecks
+from headrace.checkpoint.layout import MAX_TENSORS, Extent, FileChecks, shown
 from headrace.checkpoint.tensor_type import TensorType
 
 MAX_DIMS = 8
@@ -22,7 +22,8 @@ MAX_METADATA_ENTRIES = 1 << 16
 _SPACE = re.compile(rb"[ \t\r\n]*")
 # Possessive repeats, so that a long string leaves nothing to come back to.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_ENTRY = re.compile(rb"\{[^{}]*+\}")  # neither keys nor values of an entry can contain a brace
+# Neither keys nor values of an entry can contain a brace, and 4096 bytes are many times what one needs.
+_ENTRY = re.compile(rb"\{[^{}]{0,4096}+\}")
 _METADATA = "__metadata__"
 
 _TYPES: Mapping[str, TensorType] = {
@@ -101,11 +102,11 @@ class _HeaderScanner:
         return Extent(name, tuple(entry.shape), dtype, start, stop)
 
     def _entry(self, name: str) -> _Entry:
-        text = self._match(_ENTRY, name, "is not an object")
+        text = self._match(_ENTRY, name, "is not an object of at most 4096 bytes")
         try:
             return msgspec.json.decode(text, type=_Entry)
         except (msgspec.MsgspecError, UnicodeError) as error:
-            raise self._checks.error(name, f"cannot be understood: {error}") from error
+            raise self._checks.error(name, f"cannot be understood: {shown(str(error))}") from error
 
     def _skip_metadata(self) -> None:
         is_open = self._opens(_METADATA)
@@ -138,7 +139,7 @@ class _HeaderScanner:
         try:
             return msgspec.json.decode(text, type=str)
         except (msgspec.MsgspecError, UnicodeError) as error:
-            raise self._checks.error(field, f"cannot be understood: {error}") from error
+            raise self._checks.error(field, f"cannot be understood: {shown(str(error))}") from error
 
     def _literal(self, literal: bytes, field: str) -> None:
         if not self._header.startswith(literal, self._position):
