@@ -148,6 +148,7 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         tuple[str, ...],
         _meta("server", "key clients must send as a bearer token; repeat the flag for several"),
     ] = ()
+    insecure: Annotated[bool, _meta("server", "listen on other addresses than loopback without an API key")] = False
     served_model_name: Annotated[
         tuple[str, ...],
         _meta(
@@ -162,6 +163,9 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
             "server", "values of the Host header to accept besides localhost and the listening address; * accepts all"
         ),
     ] = ()
+    enable_prompt_tokens_details: Annotated[
+        bool, _meta("server", "tell clients how many tokens of their prompt came from the prefix cache")
+    ] = True
     metrics_compat: Annotated[
         tuple[Literal["vllm"], ...], _meta("server", "also export metrics under another server's names")
     ] = ()
