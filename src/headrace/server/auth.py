@@ -1,0 +1,58 @@
+"""API keys: who may use the server.
+
+Owns the comparison and the list of routes that need no key. Everything else is refused without one, known
+route or not, whatever the method: the check looks at the path exactly as the router will see it and knows
+nothing of routes. Keys are compared as digests in constant time, so neither their length nor their first
+characters can be learnt from timing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from headrace.server.access_log import App, Receive, Scope, Send
+from headrace.server.errors import HttpRefusal, refusal
+
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/ping", "/metrics", "/metrics/"})
+"""Probes and scrapes carry no key: they show whether the server works and how busy it is, and no text.
+``/metrics`` is open as in vLLM; who must hide it puts the server behind a proxy."""
+
+_BEARER = b"bearer "
+
+
+class ApiKeyCheck:
+    """ASGI middleware: 401 unless the request carries one of the keys. Without keys everything passes."""
+
+    def __init__(self, app: App, keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._digests and scope["path"] not in OPEN_PATHS:
+            self._check(scope["headers"])
+        await self._app(scope, receive, send)
+
+    def _check(self, headers: list[tuple[bytes, bytes]]) -> None:
+        key = _presented_key(headers)
+        if key is None:
+            raise _unauthorized("this server needs an API key; send it as 'Authorization: Bearer KEY'")
+        digest = hashlib.sha256(key).digest()
+        num_equal = sum(hmac.compare_digest(digest, known) for known in self._digests)  # all of them, hit or not
+        if num_equal == 0:
+            raise _unauthorized("the API key is not one of this server's")
+
+
+def _presented_key(headers: list[tuple[bytes, bytes]]) -> bytes | None:
+    """The one key a request carries; ``None`` if there is none, or several that disagree."""
+    keys = set()
+    for name, value in headers:
+        if name == b"authorization":
+            keys.add(value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else b"")
+        elif name == b"x-api-key":
+            keys.add(value.strip())
+    return keys.pop() or None if len(keys) == 1 else None
+
+
+def _unauthorized(message: str) -> HttpRefusal:
+    return refusal(401, message, "invalid_api_key", headers={"www-authenticate": "Bearer"})

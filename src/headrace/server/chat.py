@@ -1,0 +1,74 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from starlette.requests import Request as HttpRequest
+
+from headrace.core.errors import InvalidRequest
+from headrace.core.request import Request
+from headrace.server.access_log import App, record_of
+from headrace.server.chat_messages import check_features
+from headrace.server.chat_reply import ChatOptions, ChatReply
+from headrace.server.context import ServerContext
+from headrace.server.limits import read_body
+from headrace.server.prompts import Conversation, truncated
+from headrace.server.protocol_chat import CHAT_BODY, ChatRequest
+from headrace.server.respond import Identity, check_stream_options, identify, response
+from headrace.server.sampling_fields import chat_sampling
+from headrace.server.usage import UsageMeter
+
+
+async def create_chat_completion(context: ServerContext, http: HttpRequest) -> App:
+    """Answer a conversation, ``n`` times."""
+    context.check_serving()
+    data = await read_body(http.receive, context.config.max_body_bytes)
+    body = CHAT_BODY.decode(data, context.config.max_json_depth)
+    check_stream_options(body.value)
+    check_features(body.value)
+    identity = identify("chatcmpl", context.served_name(body.value.model), body.value.request_id, record_of(http.scope))
+    request = await context.prepare(_prepare, context, body.value, identity)
+    usage = UsageMeter([request], context.config.enable_prompt_tokens_details)
+    reply = ChatReply(identity.head, _options(body.value), request, context.tokens, usage)
+    return response(context, [request], reply, body)
+
+
+def _prepare(context: ServerContext, body: ChatRequest, identity: Identity) -> Request:
+    sampling = chat_sampling(body)
+    truncate_to = body.truncate_prompt_tokens
+    token_ids = context.prompts.conversation(_conversation(body), is_truncated=truncate_to is not None)
+    try:
+        return context.builder.build(
+            identity.engine_id,
+            truncated(token_ids, truncate_to, context.builder.max_model_len - (sampling.max_tokens or 1)),
+            sampling,
+            arrival_time=context.clock.now(),
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+        )
+    except InvalidRequest as error:
+        if error.param == "prompt":  # the builder's word for what a chat calls messages
+            raise InvalidRequest(error.message, "messages") from None
+        raise
+
+
+def _conversation(body: ChatRequest) -> Conversation:
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    return Conversation(
+        messages=body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
+        template_kwargs=kwargs,
+    )
+
+
+def _options(body: ChatRequest) -> ChatOptions:
+    options = body.stream_options
+    return ChatOptions(
+        include_usage=options is not None and bool(options.include_usage),
+        continuous_usage=options is not None and bool(options.continuous_usage_stats),
+        return_token_ids=bool(body.return_token_ids),
+        num_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        shows_prompt_logprobs=body.prompt_logprobs is not None,
+    )

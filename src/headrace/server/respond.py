@@ -1,0 +1,115 @@
+"""The two ways an HTTP request for generation is answered: whole, or as a stream.
+
+Owns what both have in common: identities, headers, running the generation against the client's patience. It
+does not know dialects; a ``Reply`` does.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from headrace.core.errors import InvalidRequest
+from headrace.core.request import Request
+from headrace.engine.streams import merge_outputs
+from headrace.server.access_log import App, Receive, RequestRecord, Scope, Send, record_of, sound_request_id
+from headrace.server.context import ServerContext
+from headrace.server.event_stream import EventStream
+from headrace.server.generation import Delta, Generation
+from headrace.server.json_body import Body
+from headrace.server.protocol_common import GenerationFields
+from headrace.server.reply import Reply, ReplyHead
+
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The names of one reply: the client's for the reply, and one that no other live request has.
+
+    Two clients may send the same request id; the engine must still tell them apart.
+    """
+
+    head: ReplyHead
+    engine_id: str
+
+
+def identify(prefix: str, model: str, asked_id: str | None, record: RequestRecord) -> Identity:
+    """Name a reply after the body's ``request_id``, else the request's own id."""
+    record.request_id = sound_request_id(asked_id or "") or record.request_id
+    reply_id = f"{prefix}-{record.request_id}"
+    return Identity(ReplyHead(reply_id, int(time.time()), model), f"{reply_id}-{secrets.token_hex(6)}")
+
+
+def check_stream_options(body: GenerationFields) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options is only for streams; set stream to true or leave it out", "stream_options")
+
+
+def ignored_fields_header(body: Body[GenerationFields]) -> Headers:
+    """One header naming the fields that nobody knows; none if all are known."""
+    if not body.ignored_fields:
+        return []
+    return [(b"x-ignored-fields", ", ".join(body.ignored_fields).encode("ascii"))]
+
+
+def response(context: ServerContext, requests: Sequence[Request], reply: Reply, body: Body[GenerationFields]) -> App:
+    """The ASGI response that generates and answers as the body asked."""
+    kind = StreamResponse if body.value.stream else WholeResponse
+    return kind(context, requests, reply, ignored_fields_header(body))
+
+
+class WholeResponse:
+    """ASGI response: generates everything, then answers once."""
+
+    def __init__(self, context: ServerContext, requests: Sequence[Request], reply: Reply, headers: Headers) -> None:
+        self._context = context
+        self._requests = requests
+        self._reply = reply
+        self._headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
+        record.reply = self._reply
+        async with Generation(self._context.client, self._requests, receive) as generation:
+            deltas = await self._collect(generation, record)
+        body = msgspec.json.encode(self._reply.whole(deltas))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            *self._headers,
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _collect(self, generation: Generation, record: RequestRecord) -> list[Delta]:
+        """All outputs, one delta per sequence."""
+        parts: dict[tuple[int, int], list[Delta]] = {}
+        while (deltas := await generation.next(self._context.keep_alive_comment_s)) is not None:
+            for delta in deltas:
+                record.mark_first_event()
+                parts.setdefault((delta.prompt_index, delta.output.index), []).append(delta)
+        return [
+            Delta(prompt_index, merge_outputs([delta.output for delta in of_sequence]))
+            for (prompt_index, _), of_sequence in parts.items()
+        ]
+
+
+class StreamResponse:
+    """ASGI response: answers while it generates."""
+
+    def __init__(self, context: ServerContext, requests: Sequence[Request], reply: Reply, headers: Headers) -> None:
+        self._context = context
+        self._requests = requests
+        self._reply = reply
+        self._stream = EventStream(reply, headers, context.keep_alive_comment_s)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
+        record.reply = self._reply
+        generation = Generation(self._context.client, self._requests, receive)
+        await self._stream.send(generation, send, record)
