@@ -1,0 +1,197 @@
+"""The engine thread: the one thread that may touch an engine, and its inbox.
+
+Owns the order of things (drain the inbox, step, report) and what an exception means: one from ``submit`` is
+that request's, one from ``step`` is the engine's end. It does not know who listens or where outputs go.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from headrace.core.client import EngineInfo, StepStats
+from headrace.core.clock import Clock, WallClock
+from headrace.core.errors import EngineDead, InvalidRequest, Overloaded
+from headrace.core.request import FinishReason, OutputError, Request, RequestOutput, Usage
+from headrace.engine.messages import Abort, Shutdown, Submit
+
+logger = logging.getLogger(__name__)
+
+_Message = Submit | Abort | Shutdown
+
+
+class SteppedEngine(Protocol):
+    """What the loop needs of an engine. Every submitted sequence gets exactly one last output."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def submit(self, request: Request) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def step(self) -> list[RequestOutput]: ...
+
+    def stats(self) -> StepStats: ...
+
+
+class DrivenEngine(SteppedEngine, Protocol):
+    """An engine as its owner sees it: one that also says what it is and can be closed."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def close(self) -> None: ...
+
+
+class LoopListener(Protocol):
+    """Hears of everything on the engine thread; must be quick, since the next step waits for it."""
+
+    def on_outputs(self, outputs: list[RequestOutput], stats: StepStats) -> None: ...
+
+    def on_refused(self, request_id: str, error: InvalidRequest | Overloaded) -> None:
+        """The engine did not take the request; no output of it will come."""
+        ...
+
+    def on_death(self, error: EngineDead) -> None:
+        """The loop is over and everything in flight is lost; called at most once, never after ``close``."""
+        ...
+
+
+class EngineLoop:
+    """Drives an engine on a thread of its own, which sleeps in its inbox while there is nothing to do.
+
+    ``submit``, ``abort``, ``stop`` and ``tick_age_s`` may be called from any thread; what is submitted
+    after the loop has ended is never looked at. The engine is closed by the thread that drove it.
+    """
+
+    def __init__(self, engine: DrivenEngine, listener: LoopListener, clock: Clock | None = None) -> None:
+        self._engine = engine
+        self._listener = listener
+        self._clock: Clock = WallClock() if clock is None else clock
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._tick_start: float | None = None
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=False)
+        self.failure: BaseException | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        self._inbox.put(Submit(request))
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its sequences report ``FinishReason.ABORT``. Unknown ids are ignored."""
+        self._inbox.put(Abort(request_id))
+
+    def stop(self) -> None:
+        """Ask the loop to end after the current step, without waiting."""
+        self._inbox.put(Shutdown())
+
+    def join(self) -> None:
+        """Wait until the loop has ended and the engine is closed."""
+        self._thread.join()
+
+    def close(self) -> None:
+        """End after the current step; what was in flight gets no further output."""
+        self.stop()
+        if self._thread.ident is None:
+            self.start()
+        self.join()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def tick_age_s(self) -> float:
+        """How long the current tick has been going on; 0 while the loop waits for work."""
+        start = self._tick_start
+        return 0.0 if start is None else self._clock.now() - start
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._tick()
+        except BaseException as error:
+            self._die(error)
+        finally:
+            self._tick_start = None
+            self._close_engine()
+
+    def _tick(self) -> None:
+        """Take in what arrived, run one step, report. Waits first if there is nothing to do."""
+        message = self._next_message() if self._engine.has_work else self._wait_for_message()
+        self._tick_start = self._clock.now()
+        while message is not None:
+            self._handle(message)
+            message = self._next_message()
+        if self._is_stopping or not self._engine.has_work:
+            return
+        outputs = self._engine.step()
+        self._listener.on_outputs(outputs, self._engine.stats())
+
+    def _wait_for_message(self) -> _Message:
+        self._tick_start = None
+        return self._inbox.get()
+
+    def _next_message(self) -> _Message | None:
+        try:
+            return self._inbox.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _handle(self, message: _Message) -> None:
+        match message:
+            case Submit(request):
+                self._submit(request)
+            case Abort(request_id):
+                self._engine.abort(request_id)
+            case Shutdown():
+                self._is_stopping = True
+
+    def _submit(self, request: Request) -> None:
+        try:
+            self._engine.submit(request)
+        except (InvalidRequest, Overloaded) as error:
+            self._listener.on_refused(request.request_id, error)
+        except Exception as error:
+            logger.exception("request %s could not be taken in; only this request fails", request.request_id)
+            outputs = _failed_outputs(request, f"the engine could not take in this request ({type(error).__name__})")
+            # no step ran: its figures must not be counted a second time
+            idle = msgspec.structs.replace(self._engine.stats(), num_step_tokens=0, num_step_samples=0, step_s=0.0)
+            self._listener.on_outputs(outputs, idle)
+
+    def _die(self, error: BaseException) -> None:
+        self.failure = error
+        logger.critical("the engine failed and cannot go on; every request in flight is lost", exc_info=error)
+        message = f"the engine failed while this request was running ({type(error).__name__}); try again"
+        _run_guarded("telling of the engine's end", lambda: self._listener.on_death(EngineDead(message)))
+
+    def _close_engine(self) -> None:
+        _run_guarded("closing the engine", self._engine.close)
+
+
+def _run_guarded(what: str, action: Callable[[], None]) -> None:
+    """On the way out, one failure must not hide another: log and go on."""
+    try:
+        action()
+    except Exception:
+        logger.exception("%s failed", what)
+
+
+def _failed_outputs(request: Request, message: str) -> list[RequestOutput]:
+    error = OutputError("RequestFailed", message)
+    usage = Usage(len(request.prompt_token_ids), 0, 0)
+    return [
+        RequestOutput(
+            request_id=request.request_id, index=index, usage=usage, finish_reason=FinishReason.ERROR, error=error
+        )
+        for index in range(request.sampling.n)
+    ]

@@ -1,0 +1,124 @@
+"""Every metric the server exports: name, unit, buckets and meaning, in one place.
+
+Owns the definitions and nothing else; what feeds them is ``metrics.py``, other servers' names for them are
+``metrics_compat.py``. Names are ``headrace_`` plus the field's usual word plus the unit. Labels take values
+from closed sets only, so the number of series does not grow with traffic.
+
+What counts as one: gauges and terminal counters count sequences (a request with ``n=4`` is four), because
+that is what holds memory and ends on its own. Every sequence that was taken in ends in exactly one of
+``request_success``, ``requests_aborted`` and ``requests_failed``; a request that was never taken in counts
+once in ``requests_rejected``. The histograms of finished sequences leave out aborted and failed ones; time
+to first token and inter-token latency are observed as tokens come, whatever becomes of the request later.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_LATENCY_S: Final = tuple(
+    factor * scale for scale, factor in product((0.001, 0.01, 0.1, 1.0, 10.0, 100.0), (1.0, 2.5, 5.0))
+)
+_TOKEN_GAP_S: Final = tuple(
+    gap_ms / 1000
+    for gap_ms in (1, 2.5, 5, 7.5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200, 300, 400, 500, 750, 1000, 2500, 10000)
+)
+_TOKENS: Final = tuple(factor * 10**power for power, factor in product(range(6), (1, 2, 5)))
+_STEP_TOKENS: Final = tuple(2**power for power in range(15))
+_N: Final = (1, 2, 4, 8, 16)
+
+
+class MetricFamilies:
+    """The families of one registry; attributes are the prometheus-client objects."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._define_engine_state()
+        self._define_counters()
+        self._define_latencies()
+        self._define_sizes()
+        self._define_http()
+
+    def _define_engine_state(self) -> None:
+        self.running = self._gauge("num_requests_running", "Sequences in the running batch")
+        self.waiting = self._gauge("num_requests_waiting", "Sequences waiting to be scheduled")
+        self.kv_usage = self._gauge("kv_cache_usage_ratio", "Share of KV blocks held by running sequences, 0 to 1")
+        self.kv_blocks = self._gauge("kv_cache_blocks", "KV blocks by state; their sum is the pool", "state")
+        self.cache_config = self._gauge(
+            "cache_config_info", "KV cache geometry; the value is always 1", "block_size", "num_blocks", "dtype"
+        )
+        self.engine_up = self._gauge("engine_up", "Whether the engine is loaded and answering, 0 or 1")
+        self.event_loop_lag = self._gauge(
+            "event_loop_lag_seconds", "How late the API event loop ran its latest timer, in seconds"
+        )
+
+    def _define_counters(self) -> None:
+        self.prefix_queries = self._counter("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache")
+        self.prefix_hits = self._counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache")
+        self.preemptions = self._counter("preemptions", "Sequences preempted because KV blocks ran out")
+        self.evicted_blocks = self._counter("kv_cache_evicted_blocks", "Cached KV blocks given to new tokens")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that began to answer")
+        self.cached_tokens = self._counter("prompt_tokens_cached", "Those prompt tokens that the prefix cache saved")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated")
+        self.success = self._counter("request_success", "Sequences that finished, by reason", "finished_reason")
+        self.aborted = self._counter("requests_aborted", "Sequences ended by their client before they finished")
+        self.failed = self._counter("requests_failed", "Sequences that ended in an error of the engine")
+        self.rejected = self._counter("requests_rejected", "Requests refused before any work was done", "reason")
+        self.restarts = self._counter("engine_restarts", "Times the engine process was started again")
+
+    def _define_latencies(self) -> None:
+        self.ttft = self._histogram(
+            "time_to_first_token_seconds", "From arrival of a request to its first token", _LATENCY_S
+        )
+        self.inter_token = self._histogram(
+            "inter_token_latency_seconds", "Gap between a sequence's consecutive tokens", _TOKEN_GAP_S
+        )
+        self.per_output_token = self._histogram(
+            "request_time_per_output_token_seconds",
+            "Mean gap between the tokens of a finished sequence",
+            _TOKEN_GAP_S,
+        )
+        self.e2e = self._histogram(
+            "e2e_request_latency_seconds", "From arrival to the last token of a finished sequence", _LATENCY_S
+        )
+        self.queue_time = self._histogram(
+            "request_queue_time_seconds", "From arrival to the first step of a finished sequence", _LATENCY_S
+        )
+        self.prefill_time = self._histogram(
+            "request_prefill_time_seconds", "From the first step to the first token of a finished sequence", _LATENCY_S
+        )
+        self.decode_time = self._histogram(
+            "request_decode_time_seconds", "From the first to the last token of a finished sequence", _LATENCY_S
+        )
+        self.inference_time = self._histogram(
+            "request_inference_time_seconds", "From the first step to the end of a finished sequence", _LATENCY_S
+        )
+        self.step_time = self._histogram("step_duration_seconds", "Time the executor took for a step", _TOKEN_GAP_S)
+
+    def _define_sizes(self) -> None:
+        self.iteration_tokens = self._histogram("iteration_tokens", "Tokens computed in a step", _STEP_TOKENS)
+        self.request_prompt_tokens = self._histogram(
+            "request_prompt_tokens", "Prompt tokens of a finished sequence", _TOKENS
+        )
+        self.request_generation_tokens = self._histogram(
+            "request_generation_tokens", "Tokens generated for a finished sequence", _TOKENS
+        )
+        self.request_params_n = self._histogram("request_params_n", "The n of requests that began to answer", _N)
+        self.request_params_max_tokens = self._histogram(
+            "request_params_max_tokens", "The max_tokens of requests that began to answer", _TOKENS
+        )
+
+    def _define_http(self) -> None:
+        self.http_requests = self._counter("http_requests", "HTTP requests received", "endpoint", "method")
+        self.http_responses = self._counter("http_responses", "HTTP responses sent", "endpoint", "status_code")
+
+    def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
+        return Gauge(f"headrace_{name}", meaning, labels, registry=self._registry)
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(f"headrace_{name}", meaning, labels, registry=self._registry)
+
+    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"headrace_{name}", meaning, buckets=buckets, registry=self._registry)

@@ -1,0 +1,179 @@
+"""Outputs on their way from an engine to asyncio readers: one stream per request, one table per client.
+
+Owns the pairing of outputs with their readers, the memory bound of a slow reader, and the moment a request
+ends. It does not know whether the engine is a thread or a process; it is told how to send to it. Everything
+here runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable
+from itertools import chain
+
+from headrace.core.clock import Clock
+from headrace.core.errors import HeadraceError, InvalidRequest
+from headrace.core.request import Request, RequestOutput
+from headrace.engine.messages import Abort, Submit
+from headrace.engine.metrics import Metrics, RequestMeter
+
+_MERGE_AT = 64
+"""Unread outputs of one sequence that are folded into one; bounds objects, not tokens."""
+
+Send = Callable[[Submit | Abort], None]
+
+
+def merge_outputs(outputs: list[RequestOutput]) -> RequestOutput:
+    """One output equal to a sequence's consecutive ``outputs``; later state wins, deltas concatenate."""
+    if len(outputs) == 1:
+        return outputs[0]
+    last = outputs[-1]
+    return RequestOutput(
+        request_id=last.request_id,
+        index=last.index,
+        text="".join(output.text for output in outputs),
+        token_ids=tuple(chain.from_iterable(output.token_ids for output in outputs)),
+        logprobs=tuple(chain.from_iterable(output.logprobs for output in outputs)),
+        prompt_logprobs=tuple(chain.from_iterable(output.prompt_logprobs for output in outputs)),
+        usage=last.usage,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        times=last.times,
+        error=last.error,
+    )
+
+
+class OutputStream:
+    """The unread outputs of one request.
+
+    What a reader leaves unread is merged, never dropped, so a stream holds at most the tokens its request
+    can have. ``token_ids`` are those received so far, by sequence: with the request they are all that is
+    needed to carry on elsewhere.
+    """
+
+    __slots__ = ("_arrival", "_error", "_unfinished", "_unread", "meter", "request", "token_ids")
+
+    def __init__(self, request: Request, meter: RequestMeter) -> None:
+        self.request = request
+        self.meter = meter
+        self.token_ids: list[list[int]] = [[] for _ in range(request.sampling.n)]
+        self._unread: dict[int, list[RequestOutput]] = {}
+        self._unfinished = set(range(request.sampling.n))
+        self._error: HeadraceError | None = None
+        self._arrival: asyncio.Future[None] | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sequence has had its last output."""
+        return not self._unfinished
+
+    def put(self, output: RequestOutput) -> None:
+        unread = self._unread.setdefault(output.index, [])
+        unread.append(output)
+        if len(unread) >= _MERGE_AT:
+            self._unread[output.index] = [merge_outputs(unread)]
+        self.token_ids[output.index].extend(output.token_ids)
+        if output.finish_reason is not None:
+            self._unfinished.discard(output.index)
+        self._wake()
+
+    def fail(self, error: HeadraceError) -> None:
+        """Raise ``error`` to the reader once it has read what came before."""
+        self._error = error
+        self._wake()
+
+    async def next(self) -> RequestOutput | None:
+        """The oldest unread sequence's output, or ``None`` at the end. Raises what ``fail`` was given."""
+        while not self._unread:
+            if self.is_complete:
+                return None
+            if self._error is not None:
+                raise self._error
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        index = next(iter(self._unread))
+        return merge_outputs(self._unread.pop(index))
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+
+class StreamTable:
+    """The open streams of one client, by request id, and what they are measured by."""
+
+    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._streams: dict[str, OutputStream] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    async def generate(self, request: Request, send: Send) -> AsyncGenerator[RequestOutput, None]:
+        """Submit a request and yield its outputs; leaving early aborts it.
+
+        ``send`` may raise to refuse a ``Submit`` and must not raise for an ``Abort``.
+        """
+        self._submit(request, send)
+        stream = self._open(request)
+        try:
+            while (output := await stream.next()) is not None:
+                yield output
+        finally:
+            if self._streams.get(request.request_id) is stream:
+                self._close(stream)
+                stream.meter.abort()
+                send(Abort(request.request_id))
+
+    def deliver(self, outputs: Iterable[RequestOutput]) -> None:
+        """Hand outputs to their streams. Those of requests nobody reads any more are expected and ignored."""
+        now = self._clock.now()
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue
+            stream.meter.observe(output, now)
+            stream.put(output)
+            if stream.is_complete:
+                self._close(stream)
+
+    def refuse(self, request_id: str, error: HeadraceError) -> None:
+        """The engine did not take a request: its reader gets ``error``."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self._close(stream)
+            self._metrics.observe_rejected(error)
+            stream.fail(error)
+
+    def fail_all(self, error: HeadraceError) -> None:
+        """End every open stream with ``error``."""
+        for stream in list(self._streams.values()):
+            self._close(stream)
+            stream.meter.fail()
+            stream.fail(error)
+
+    async def wait_empty(self) -> None:
+        await self._empty.wait()
+
+    def _submit(self, request: Request, send: Send) -> None:
+        try:
+            if request.request_id in self._streams:
+                raise InvalidRequest(f"a request with the id {request.request_id!r} is running", "request_id")
+            send(Submit(request))
+        except HeadraceError as error:
+            self._metrics.observe_rejected(error)
+            raise
+
+    def _open(self, request: Request) -> OutputStream:
+        stream = OutputStream(request, self._metrics.open_meter(request))
+        self._streams[request.request_id] = stream
+        self._empty.clear()
+        return stream
+
+    def _close(self, stream: OutputStream) -> None:
+        del self._streams[stream.request.request_id]
+        if not self._streams:
+            self._empty.set()

@@ -1,0 +1,307 @@
+"""The engine as a process that may die: started, watched, restarted.
+
+Owns the client side of the engine process: its readiness, its streams and its lives. It does not know HTTP,
+what is inside the engine, or how a single life is started (``child.py``). Everything runs on one event loop.
+
+A death is noticed by the end of the socket, at once: open streams raise ``EngineDead``, ``is_ready`` turns
+false, and the next life begins. A frozen engine is noticed by its silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from headrace.core.client import EngineInfo, StepStats
+from headrace.core.clock import Clock, WallClock
+from headrace.core.config import EngineConfig
+from headrace.core.errors import ConfigError, EngineDead, Overloaded
+from headrace.core.progress import NullProgress, Progress
+from headrace.core.request import Request, RequestOutput
+from headrace.engine.child import ENGINE_COMMAND, EngineChild
+from headrace.engine.life_signs import LifeSigns
+from headrace.engine.messages import (
+    Abort,
+    Failed,
+    FromEngine,
+    Outputs,
+    Ping,
+    Pong,
+    ProgressAdvanced,
+    ProgressFinished,
+    ProgressStarted,
+    Ready,
+    Refused,
+    Submit,
+)
+from headrace.engine.metrics import Metrics
+from headrace.engine.streams import StreamTable
+
+logger = logging.getLogger(__name__)
+
+_RETRY_AFTER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorLimits:
+    """Periods and counts of supervision; times in seconds.
+
+    ``silence_limit_s``: no sign of life, or one step, for longer than this makes the engine not ready.
+    ``restart_delays_s``: waits before consecutive restarts, the last one repeating; the count starts over
+    after a life of ``stable_life_s``. ``start_attempts``: how often a first start may die without a word
+    before ``start`` gives up. ``stop_grace_s``: how long each of asking and SIGTERM may take.
+    """
+
+    ping_interval_s: float = 1.0
+    silence_limit_s: float = 30.0
+    restart_delays_s: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+    stable_life_s: float = 60.0
+    start_attempts: int = 3
+    stop_grace_s: float = 5.0
+
+    def restart_delay_s(self, num_short_lives: int) -> float:
+        """Wait before the next life, after ``num_short_lives`` in a row that were not stable."""
+        last = len(self.restart_delays_s) - 1
+        return self.restart_delays_s[min(max(num_short_lives - 1, 0), last)]
+
+
+class EngineSupervisor:
+    """An ``EngineClient`` over an engine process that it keeps alive.
+
+    ``command`` is what to run as the engine process; it must speak as ``process.run_child`` does.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        metrics: Metrics,
+        *,
+        command: tuple[str, ...] = ENGINE_COMMAND,
+        limits: SupervisorLimits | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._command = command
+        self._limits = SupervisorLimits() if limits is None else limits
+        self._clock: Clock = WallClock() if clock is None else clock
+        self._streams = StreamTable(metrics, self._clock)
+        self._signs = LifeSigns(self._limits.silence_limit_s)
+        self._progress: Progress = NullProgress()
+        self._supervision: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._first_ready = asyncio.Event()
+        self._info: EngineInfo | None = None
+        # of the present life
+        self._child: EngineChild | None = None
+        self._up_since: float | None = None
+        self._failure: Failed | None = None
+
+        self.last_stats: StepStats | None = None
+        self.num_restarts = 0
+
+    # what is known
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the latest engine said about itself. Raises ``EngineDead`` before the first was ready."""
+        if self._info is None:
+            raise EngineDead("the engine has not started yet")
+        return self._info
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request would be taken in now, by an engine that shows signs of life."""
+        is_up = self._up_since is not None and self._closing is None
+        return is_up and self._signs.is_alive(self._clock.now())
+
+    @property
+    def tick_age_s(self) -> float:
+        """How long the engine thread had been at one step when it was last heard of; 0 while idle."""
+        return self._signs.tick_age_s()
+
+    @property
+    def num_open_streams(self) -> int:
+        return len(self._streams)
+
+    @property
+    def engine_pid(self) -> int | None:
+        """Process id of the present life, ``None`` between lives."""
+        return None if self._child is None else self._child.pid
+
+    # the client's side
+
+    def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        """See ``EngineClient.generate``; a request whose engine dies raises ``EngineDead``."""
+        return self._streams.generate(request, self._send)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its stream gets one output with ``FinishReason.ABORT`` per open sequence."""
+        self._send(Abort(request_id))
+
+    async def start(self, progress: Progress | None = None) -> None:
+        """Start the engine process and wait until it is ready, reporting what it loads to ``progress``.
+
+        Raises ``ConfigError`` or ``EngineDead`` with the child's own words if it cannot start; then, and when
+        cancelled, nothing is left behind.
+        """
+        assert self._supervision is None, "a supervisor is started once"
+        self._progress = NullProgress() if progress is None else progress
+        self._supervision = asyncio.create_task(self._supervise(), name="engine-supervision")
+        ready = asyncio.create_task(self._first_ready.wait())
+        try:
+            await asyncio.wait({ready, self._supervision}, return_when=asyncio.FIRST_COMPLETED)
+            if self._supervision.done():
+                self._supervision.result()  # raises: supervision ends by itself only when it gives up starting
+        except BaseException:
+            await self.close()
+            raise
+        finally:
+            ready.cancel()
+            self._progress = NullProgress()
+
+    async def close(self, drain_timeout_s: float = 0.0) -> None:
+        """Take no more requests, let running ones finish for ``drain_timeout_s``, end the child.
+
+        Streams still open then raise ``EngineDead``. Calling it again cuts the draining short.
+        """
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(drain_timeout_s), name="engine-closing")
+        else:
+            self._fail_streams_for_shutdown()
+        await asyncio.shield(self._closing)
+
+    async def _close(self, drain_timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._streams.wait_empty(), drain_timeout_s)
+        self._fail_streams_for_shutdown()
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.wait({self._supervision})
+
+    def _fail_streams_for_shutdown(self) -> None:
+        self._streams.fail_all(EngineDead("the server is shutting down"))
+
+    def _send(self, message: Submit | Abort) -> None:
+        if isinstance(message, Submit):
+            self._check_takes_requests()
+        if self._child is not None:
+            self._child.send(message)
+
+    def _check_takes_requests(self) -> None:
+        if self._closing is not None:
+            raise Overloaded("the server is shutting down and takes no more requests", _RETRY_AFTER_S)
+        if self._child is None or self._up_since is None:
+            raise EngineDead("the engine is starting; try again in a few seconds")
+        if not self.is_ready:
+            raise EngineDead("the engine does not answer; try again in a few seconds")
+        if self._child.is_congested:
+            raise Overloaded("the engine is not reading requests at the moment; try again", _RETRY_AFTER_S)
+
+    # the lives of the child
+
+    async def _supervise(self) -> None:
+        """Live, die, live again. Raises only while the engine has never been ready."""
+        num_short_lives = 0
+        while True:
+            up_s = await self._live()
+            num_short_lives = 0 if up_s >= self._limits.stable_life_s else num_short_lives + 1
+            if self._first_ready.is_set():
+                self.num_restarts += 1
+                self._metrics.engine_restarted()
+            else:
+                self._check_may_start_again(num_short_lives)
+            delay_s = self._limits.restart_delay_s(num_short_lives)
+            logger.warning("starting the engine process again in %.1f s", delay_s)
+            await asyncio.sleep(delay_s)
+
+    def _check_may_start_again(self, num_attempts: int) -> None:
+        if self._failure is not None:
+            raise self._failure.error()
+        if num_attempts >= self._limits.start_attempts:
+            raise EngineDead(
+                f"the engine process died {num_attempts} times before it was ready and without saying why; "
+                "its log (standard error) may tell, and so may the system's log when memory ran out"
+            )
+
+    async def _live(self) -> float:
+        """Start a child and stay until it is dead and its streams are told; seconds that it was up."""
+        self._failure = None
+        try:
+            child = await EngineChild.spawn(self._command, self._config, self._receive)
+        except EngineDead as error:
+            logger.error("%s", error.message)
+            return 0.0
+        except (ConfigError, OSError) as error:
+            logger.error("the engine process could not be started: %s", error)
+            self._failure = Failed.of(error)
+            return 0.0
+        self._child = child
+        pinging = asyncio.create_task(self._ping(child), name="engine-ping")
+        try:
+            await child.wait_dead()
+        finally:
+            pinging.cancel()
+            up_s = await self._end_life(child)
+        return up_s
+
+    async def _end_life(self, child: EngineChild) -> float:
+        """Turn unready and tell every stream, before anything that takes time; then see the child off."""
+        was_up_since, self._up_since, self._child = self._up_since, None, None
+        self._metrics.engine_lost()
+        if self._failure is not None:
+            self._streams.fail_all(self._failure.error())
+        self._streams.fail_all(EngineDead("the engine process ended while this request was running; try again"))
+        if self._closing is not None and was_up_since is not None:
+            logger.info("the engine process %s", await child.stop(self._limits.stop_grace_s))
+        else:
+            logger.error("the engine process (pid %d) %s", child.pid, await child.kill())
+        return 0.0 if was_up_since is None else self._clock.now() - was_up_since
+
+    async def _ping(self, child: EngineChild) -> None:
+        while True:
+            await asyncio.sleep(self._limits.ping_interval_s)
+            child.send(Ping())
+
+    def _receive(self, message: FromEngine) -> None:
+        now = self._clock.now()
+        self._signs.note_message(now)
+        match message:
+            case Outputs(outputs, stats):
+                self._take_step(outputs, stats)
+            case Pong(tick_age_s):
+                self._signs.note_tick_age(tick_age_s, now)
+            case Refused():
+                self._streams.refuse(message.request_id, message.error())
+            case Ready(info):
+                self._become_ready(info)
+            case Failed():
+                self._failure = message
+                logger.error("the engine process failed: %s", message.message)
+            case _:
+                self._show_progress(message)
+
+    def _take_step(self, outputs: list[RequestOutput], stats: StepStats) -> None:
+        self._signs.note_tick_age(0.0, self._clock.now())
+        self.last_stats = stats
+        self._metrics.observe_step(stats)
+        self._streams.deliver(outputs)
+
+    def _become_ready(self, info: EngineInfo) -> None:
+        self._info = info
+        self._up_since = self._clock.now()
+        self._signs.note_tick_age(0.0, self._up_since)
+        self._metrics.engine_started(info)
+        self._first_ready.set()
+
+    def _show_progress(self, message: FromEngine) -> None:
+        match message:
+            case ProgressStarted(label, total, unit):
+                self._progress.start(label, total, unit)
+            case ProgressAdvanced(amount):
+                self._progress.advance(amount)
+            case ProgressFinished():
+                self._progress.finish()

@@ -1,0 +1,174 @@
+"""Length-prefixed frames over a unix socket, and the private place where parent and child meet.
+
+Owns framing, its size limit, the socket's file permissions and the token check. It does not know what a
+frame means beyond the first one (``Hello``).
+
+A frame is a 4-byte big-endian length followed by that many bytes. The length is checked before anything is
+read, and memory is taken only as bytes arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import secrets
+import shutil
+import socket
+import stat
+import tempfile
+from pathlib import Path
+
+from headrace.core.errors import ConfigError
+from headrace.engine.messages import Hello, MalformedMessage, decode_from_engine
+
+logger = logging.getLogger(__name__)
+
+MAX_FRAME_BYTES = 256 << 20
+"""Far above any real step: prompt log-probabilities of 100k positions with 20 alternatives are 32 MiB."""
+
+MAX_HELLO_BYTES = 1024
+HELLO_TIMEOUT_S = 10.0
+MAX_UNKNOWN_CONNECTIONS = 16
+_PREFIX_BYTES = 4
+_MAX_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less the terminating zero
+
+
+class FrameError(Exception):
+    """The byte stream is not a sequence of frames within the limit."""
+
+
+def frame(body: bytes) -> bytes:
+    """``body`` with its length in front. Raises ``FrameError`` above ``MAX_FRAME_BYTES``."""
+    _check_length(len(body), MAX_FRAME_BYTES)
+    return len(body).to_bytes(_PREFIX_BYTES, "big") + body
+
+
+async def read_frame(reader: asyncio.StreamReader, max_bytes: int = MAX_FRAME_BYTES) -> bytes | None:
+    """The next frame's body, or ``None`` at the end of the stream. Raises ``FrameError``."""
+    try:
+        prefix = await reader.readexactly(_PREFIX_BYTES)
+        length = int.from_bytes(prefix, "big")
+        _check_length(length, max_bytes)
+        return await reader.readexactly(length)
+    except asyncio.IncompleteReadError as error:
+        if error.partial or error.expected != _PREFIX_BYTES:
+            raise FrameError("the stream ended inside a frame") from None
+        return None
+    except ConnectionError:
+        return None
+
+
+def _check_length(length: int, limit: int) -> None:
+    if length > limit:
+        raise FrameError(f"a frame of {length} bytes exceeds the limit of {limit}")
+
+
+class FrameSocket:
+    """The child's blocking end: one thread may receive while another sends."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._stream = connection.makefile("rb", buffering=1 << 16)
+
+    @classmethod
+    def connect(cls, path: str) -> FrameSocket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(path)
+        return cls(connection)
+
+    def send(self, bodies: list[bytes]) -> None:
+        """Send frames in one write; blocks while the other side does not read. Raises ``OSError``."""
+        self._socket.sendall(b"".join(map(frame, bodies)))
+
+    def receive(self) -> bytes | None:
+        """The next frame's body, or ``None`` when the other side is gone. Raises ``FrameError``."""
+        try:
+            prefix = self._stream.read(_PREFIX_BYTES)
+            if not prefix:
+                return None
+            length = int.from_bytes(prefix, "big")
+            _check_length(length, MAX_FRAME_BYTES)
+            body: bytes = self._stream.read(length)
+        except ConnectionError:
+            return None
+        if len(prefix) < _PREFIX_BYTES or len(body) < length:
+            raise FrameError("the stream ended inside a frame")
+        return body
+
+    def close(self) -> None:
+        self._stream.close()
+        self._socket.close()
+
+
+class Rendezvous:
+    """A socket (0600) in a fresh folder (0700) that lets in exactly one peer: the one with the token.
+
+    Everyone else is hung up on. The folder is gone as soon as the peer is in, or on ``close``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.path = folder / "engine.sock"
+        self.token = secrets.token_hex(32)
+        self._accepted: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self._num_unknown = 0
+        self._server: asyncio.Server | None = None
+
+    @classmethod
+    async def open(cls) -> Rendezvous:
+        """Start listening. Raises ``ConfigError`` when the temporary folder's path is too long for a socket."""
+        folder = Path(tempfile.mkdtemp(prefix="headrace-"))  # mkdtemp makes it 0700
+        rendezvous = cls(folder)
+        try:
+            length = len(os.fsencode(rendezvous.path))
+            if length > _MAX_SOCKET_PATH_BYTES:
+                raise ConfigError(
+                    f"the socket path {rendezvous.path} has {length} bytes but a unix socket's may have "
+                    f"{_MAX_SOCKET_PATH_BYTES}; set TMPDIR to a shorter folder"
+                )
+            rendezvous._server = await asyncio.start_unix_server(rendezvous._admit, rendezvous.path)
+            rendezvous.path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+        except BaseException:
+            rendezvous.close()
+            raise
+        return rendezvous
+
+    async def accept(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Wait, without limit, for the peer that knows the token."""
+        streams = await asyncio.shield(self._accepted)
+        self.close()
+        return streams
+
+    def close(self) -> None:
+        """Stop listening and remove the folder; an admitted connection stays."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._num_unknown >= MAX_UNKNOWN_CONNECTIONS:
+            writer.close()
+            return
+        self._num_unknown += 1
+        try:
+            known = await self._says_hello(reader)
+        finally:
+            self._num_unknown -= 1
+        if known and not self._accepted.done():
+            self._accepted.set_result((reader, writer))
+        else:
+            logger.warning("hung up on a connection to the engine socket that did not know the token")
+            writer.close()
+
+    async def _says_hello(self, reader: asyncio.StreamReader) -> bool:
+        try:
+            body = await asyncio.wait_for(read_frame(reader, MAX_HELLO_BYTES), HELLO_TIMEOUT_S)
+            message = None if body is None else decode_from_engine(body)
+        except (TimeoutError, FrameError, MalformedMessage):
+            return False
+        return isinstance(message, Hello) and hmac.compare_digest(message.token.encode(), self.token.encode())
