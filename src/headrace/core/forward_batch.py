@@ -20,7 +20,9 @@ class ForwardBatch:
     Rows ``[query_start[b], query_start[b + 1])`` belong to sequence ``b`` and stand at ``positions``.
     Token ``t``'s keys and values go to KV slot ``slot_mapping[t] = block_id * block_size + offset``.
     Sequence ``b`` attends to its first ``seq_lens[b]`` tokens (this chunk included), which lie in the
-    blocks ``block_tables[b, : ceil(seq_lens[b] / block_size)]``; entries beyond are 0 and meaningless.
+    blocks ``block_tables[b, : ceil(seq_lens[b] / block_size)]``. A row of the table is filled up with its own
+    last block: what a kernel reads too far, under a mask, never belongs to somebody else, whose NaN a mask
+    would not hold back.
     ``logit_rows`` are the rows whose logits choose a next token, in plan order.
     """
 
@@ -59,6 +61,7 @@ class ForwardBatch:
         block_tables = np.zeros((num_sequences, max_blocks), np.int32)
         for row, item in zip(block_tables, scheduled, strict=True):
             row[: len(item.block_ids)] = item.block_ids
+            row[len(item.block_ids) :] = item.block_ids[-1]
 
         sequence_of_token = np.repeat(np.arange(num_sequences, dtype=np.int32), counts)
         slot_mapping = block_tables[sequence_of_token, positions // block_size] * np.int32(block_size)
