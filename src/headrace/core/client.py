@@ -25,6 +25,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_num_queued_reqs: int = 256
     eos_token_ids: list[int] = []
     stage_times_s: dict[str, float] = {}
 

@@ -1,0 +1,159 @@
+"""From a config to a running engine: the one place where settings are resolved and concrete parts are named.
+
+Nothing is written back into the config; what was decided is in the engine's ``EngineInfo``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from headrace.cache.kv_cache import KVCacheManager
+from headrace.checkpoint.checkpoint import Checkpoint
+from headrace.checkpoint.open import open_checkpoint
+from headrace.checkpoint.reference import resolve_model
+from headrace.core.client import EngineInfo
+from headrace.core.clock import WallClock
+from headrace.core.config import EngineConfig
+from headrace.core.errors import ConfigError
+from headrace.core.model_config import ModelConfig
+from headrace.core.progress import Progress
+from headrace.core.sampling import SamplingParams
+from headrace.core.step import Executor
+from headrace.engine.engine import Engine
+from headrace.engine.limits import Limits, resolve_limits
+from headrace.engine.stop_matcher import StopStrings
+from headrace.engine.text_stream import TextStream
+from headrace.engine.tokenizer import Tokenizer, load_tokenizer
+from headrace.executor.memory_budget import available_memory_bytes
+from headrace.model.config_parser import parse_model_config
+from headrace.scheduler.policy import FcfsPolicy, PriorityPolicy, SchedulingPolicy
+from headrace.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class TokenizerTexts:
+    """Makes the text side of sequences from a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def text_stream(self, sampling: SamplingParams) -> TextStream:
+        return TextStream(
+            self._tokenizer.detokenizer(sampling.skip_special_tokens),
+            StopStrings(sampling.stop),
+            sampling.include_stop_str_in_output,
+            sampling.min_tokens,
+        )
+
+
+def build_engine(config: EngineConfig, progress: Progress) -> Engine:
+    """Load what ``config.model`` names and build the engine around it.
+
+    Raises ``ConfigError`` for a reference, file or setting that does not work out.
+    """
+    stages = _Stages()
+    with stages.timed("resolve"):
+        path = resolve_model(config.model, progress)
+        checkpoint = open_checkpoint(path)
+        model = parse_model_config(checkpoint)
+    with stages.timed("tokenizer"):
+        tokenizer = load_tokenizer(path, config.tokenizer)
+    with stages.timed("weights"):
+        executor, limits = _build_torch(config, checkpoint, model, progress)
+    kv = KVCacheManager(limits.num_blocks, config.block_size, config.enable_prefix_caching)
+    scheduler = Scheduler(kv, _policy(config), config.max_num_seqs, limits.max_model_len)
+    info = _info(config, model, limits, tokenizer, stages.times_s)
+    return Engine(scheduler, kv, executor, TokenizerTexts(tokenizer), WallClock(), info)
+
+
+def num_threads(config: EngineConfig) -> int:
+    """CPU threads to compute with: the setting, else the cores this process may use."""
+    return config.threads or len(os.sched_getaffinity(0))
+
+
+def _policy(config: EngineConfig) -> SchedulingPolicy:
+    policies = {"fcfs": FcfsPolicy, "priority": PriorityPolicy}
+    return policies[config.scheduling_policy](config.max_num_batched_tokens)
+
+
+def _build_torch(
+    config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, progress: Progress
+) -> tuple[Executor, Limits]:
+    if find_spec("torch") is None:
+        raise ConfigError("the torch backend needs torch; install it with: pip install 'headrace[torch]'", "backend")
+    from headrace.executor.torch_executor import create_torch_executor, torch_dtype
+    from headrace.model.weights import load_weights
+
+    dtype = torch_dtype(config.dtype)
+    with _reported(progress, "weights") as report:
+        weights = load_weights(checkpoint, model, dtype, report)
+    limits = resolve_limits(config, model, dtype.itemsize, available_memory_bytes())
+    if limits.is_shortened:
+        logger.warning(
+            "max_model_len is %d and not the model's %d: that is what the KV cache holds; raise --kv-cache-bytes",
+            limits.max_model_len,
+            model.max_position,
+        )
+    executor = create_torch_executor(model, weights, limits.num_blocks, config.block_size, num_threads(config))
+    return executor, limits
+
+
+def _info(
+    config: EngineConfig, model: ModelConfig, limits: Limits, tokenizer: Tokenizer, times_s: dict[str, float]
+) -> EngineInfo:
+    return EngineInfo(
+        model=config.model,
+        architecture=model.architecture,
+        dtype="float32" if config.dtype == "auto" else config.dtype,
+        backend="torch",
+        num_parameters=model.num_parameters,
+        vocab_size=model.vocab_size,
+        max_model_len=limits.max_model_len,
+        block_size=config.block_size,
+        num_blocks=limits.num_blocks,
+        kv_cache_bytes=limits.kv_cache_bytes,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_queued_reqs=config.max_num_queued_reqs,
+        eos_token_ids=sorted(tokenizer.eos_token_ids.union(model.eos_token_ids)),
+        stage_times_s=times_s,
+    )
+
+
+@contextmanager
+def _reported(progress: Progress, label: str) -> Iterator[Callable[[int, int], None]]:
+    """Turn "so much of so much" into a progress task that begins with the first report."""
+    num_reported: int | None = None
+
+    def report(num_done: int, num_total: int) -> None:
+        nonlocal num_reported
+        if num_reported is None:
+            progress.start(label, num_total, "items")
+            num_reported = 0
+        progress.advance(num_done - num_reported)
+        num_reported = num_done
+
+    try:
+        yield report
+    finally:
+        if num_reported is not None:
+            progress.finish()
+
+
+class _Stages:
+    """How long each part of starting took."""
+
+    def __init__(self) -> None:
+        self.times_s: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.times_s[name] = time.perf_counter() - started
