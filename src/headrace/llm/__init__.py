@@ -1,0 +1,1 @@
+"""Offline generation: an engine in this process behind vLLM's classes."""

@@ -1,0 +1,64 @@
+"""From a config to what offline generation needs: an engine, its tokenizer and its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.core.config import EngineConfig
+from headrace.core.errors import InvalidRequest
+from headrace.core.progress import Progress
+from headrace.engine.loop import DrivenEngine
+from headrace.llm.prompts import ChatMessages
+
+
+class OfflineTokenizer(Protocol):
+    """What offline generation needs of a tokenizer; thread-safe."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def token_text(self, token_id: int) -> str: ...
+
+
+class ChatEncoder(Protocol):
+    """A chat template with its tokenizer. Text of messages never becomes a control token."""
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        template_kwargs: Mapping[str, object],
+    ) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to generate; ``chat`` is ``None`` for a base model."""
+
+    engine: DrivenEngine
+    tokenizer: OfflineTokenizer
+    chat: ChatEncoder | None
+
+    def chat_token_ids(self, messages: ChatMessages) -> list[int]:
+        """Tokens of a conversation up to where the assistant's answer begins. Raises ``InvalidRequest``."""
+        if self.chat is None:
+            raise InvalidRequest(
+                "this model has no chat template; use generate, or give one with chat_template=FILE", "messages"
+            )
+        return self.chat.encode_chat(
+            messages, add_generation_prompt=True, continue_final_message=False, template_kwargs={}
+        )
+
+
+def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
+    """Fetch, open and load what ``config.model`` names. Raises ``ConfigError``."""
+    from headrace.checkpoint.reference import resolve_model
+    from headrace.engine.factory import build_engine
+    from headrace.engine.tokenizer import load_tokenizer
+
+    path = resolve_model(config.model, progress)
+    tokenizer = load_tokenizer(path, config.tokenizer)
+    return LoadedModel(build_engine(config, progress), tokenizer, None)

@@ -1,0 +1,210 @@
+"""``LLM``: generation, chat and scoring in this process, in vLLM's shape.
+
+A facade: prompts become requests, a runner drives the engine, outputs are gathered. It does not know how an
+engine works, and there is nothing here that the HTTP server does otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+from headrace.core.clock import WallClock
+from headrace.core.config import DEFAULT_MODEL, EngineConfig
+from headrace.core.errors import InvalidRequest, RequestFailed
+from headrace.core.progress import NullProgress, Progress
+from headrace.core.request import RequestOutput
+from headrace.core.sampling import SamplingParams
+from headrace.core.settings import config_from_arguments
+from headrace.engine.request_builder import RequestBuilder
+from headrace.llm.loading import LoadedModel, load_model
+from headrace.llm.outputs import GenerationOutput, OutputCollector, ScoreOutput
+from headrace.llm.progress import terminal_progress
+from headrace.llm.prompts import (
+    ChatMessages,
+    EncodedPrompt,
+    Prompt,
+    TokensPrompt,
+    as_conversations,
+    as_list,
+    encode_prompt,
+    joined,
+)
+from headrace.llm.runner import Runner
+
+SamplingChoice = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A loaded model. Use it as a context manager or call ``close``.
+
+    ``settings`` are the engine's (``max_model_len=4096``, ``kv_cache_bytes="2GiB"``): see the settings
+    reference. Raises ``ConfigError`` for a wrong one or a model that cannot be loaded. Not thread-safe:
+    ``AsyncLLM`` or the server is for concurrent callers. Ctrl-C stops between two steps, ends what is
+    running and raises ``KeyboardInterrupt``; the ``LLM`` can be used on.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, *, progress: Progress | None = None, **settings: object) -> None:
+        config = config_from_arguments(EngineConfig, {"model": model, **settings})
+        self._start(load_model(config, progress or terminal_progress()), config.seed)
+
+    @classmethod
+    def from_loaded(cls, loaded: LoadedModel, seed: int | None = None) -> LLM:
+        """An ``LLM`` over parts that already exist; it closes the engine."""
+        llm = cls.__new__(cls)
+        llm._start(loaded, seed)
+        return llm
+
+    def _start(self, loaded: LoadedModel, seed: int | None) -> None:
+        self._loaded = loaded
+        self._runner = Runner(loaded.engine)
+        self._clock = WallClock()
+        self._request_numbers = itertools.count()
+        info = loaded.engine.info
+        self._builder = RequestBuilder(info.max_model_len, info.vocab_size, loaded.tokenizer, seed)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingChoice = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[GenerationOutput]:
+        """Complete prompts: text, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``, one or several.
+
+        ``sampling_params`` is one for all or one per prompt. A sequence that fails inside the engine has
+        ``finish_reason == "error"`` and the others are unharmed. Raises ``InvalidRequest`` before anything
+        is computed. ``use_tqdm`` shows progress on a terminal.
+        """
+        encoded = [encode_prompt(prompt, self._loaded.tokenizer) for prompt in as_list(prompts)]
+        return self._generate(encoded, sampling_params, terminal_progress() if use_tqdm else NullProgress())
+
+    def chat(
+        self,
+        messages: ChatMessages | Sequence[ChatMessages],
+        sampling_params: SamplingChoice = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[GenerationOutput]:
+        """Answer one conversation (a list of ``{"role": ..., "content": ...}``) or several."""
+        prompts = [self.chat_prompt(conversation) for conversation in as_conversations(messages)]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def chat_prompt(self, messages: ChatMessages) -> TokensPrompt:
+        """Put a conversation through the model's chat template. Raises ``InvalidRequest`` if it has none."""
+        return {"prompt_token_ids": self._loaded.chat_token_ids(messages)}
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Complete one prompt, yielding deltas as they come; closing the iterator ends the request."""
+        encoded = encode_prompt(prompt, self._loaded.tokenizer)
+        return self._runner.stream(self._collector(encoded, sampling_params or SamplingParams()))
+
+    def score(
+        self, prompts: Prompt | Sequence[Prompt], continuations: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
+    ) -> list[ScoreOutput]:
+        """How likely each continuation is after its prompt, without generating.
+
+        One prompt with several continuations scores each after it; otherwise both have the same number. Text
+        is tokenized with its prompt as one piece; a token across the seam counts as the continuation's.
+        """
+        pairs = _pairs(as_list(prompts), as_list(continuations))
+        seams = [joined(prompt, continuation, self._loaded.tokenizer) for prompt, continuation in pairs]
+        for number, (token_ids, start) in enumerate(seams):
+            _check_scorable(number, len(token_ids), start)
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        encoded = [EncodedPrompt(None, token_ids) for token_ids, _ in seams]
+        outputs = self._generate(encoded, params, terminal_progress() if use_tqdm else NullProgress())
+        return [_score(output, start) for output, (_, start) in zip(outputs, seams, strict=True)]
+
+    def close(self) -> None:
+        """Free the model; the ``LLM`` cannot be used afterwards."""
+        self._loaded.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _generate(
+        self, prompts: Sequence[EncodedPrompt], sampling: SamplingChoice, progress: Progress
+    ) -> list[GenerationOutput]:
+        collectors = self._collectors(prompts, sampling)
+        progress.start("generating", len(collectors), "items")
+        try:
+            self._runner.run(collectors, lambda: progress.advance(1))
+        finally:
+            progress.finish()
+        return [collector.snapshot() for collector in collectors]
+
+    def _collectors(self, prompts: Sequence[EncodedPrompt], sampling: SamplingChoice) -> list[OutputCollector]:
+        collectors = []
+        for number, (prompt, params) in enumerate(zip(prompts, _per_prompt(sampling, len(prompts)), strict=True)):
+            try:
+                collectors.append(self._collector(prompt, params))
+            except InvalidRequest as error:
+                raise _numbered(error, number, len(prompts)) from error
+        return collectors
+
+    def _collector(self, prompt: EncodedPrompt, params: SamplingParams) -> OutputCollector:
+        request = self._builder.build(
+            f"offline-{next(self._request_numbers)}",
+            prompt.token_ids,
+            params,
+            arrival_time=self._clock.now(),
+            cache_salt=prompt.cache_salt,
+        )
+        return OutputCollector(request, prompt.text, self._loaded.tokenizer.token_text)
+
+
+def _per_prompt(sampling: SamplingChoice, num_prompts: int) -> list[SamplingParams]:
+    if sampling is None or isinstance(sampling, SamplingParams):
+        return [sampling or SamplingParams()] * num_prompts
+    if len(sampling) != num_prompts:
+        raise InvalidRequest(
+            f"there are {num_prompts} prompts but {len(sampling)} sampling params; give one, or one per prompt",
+            "sampling_params",
+        )
+    return list(sampling)
+
+
+def _pairs(prompts: list[Prompt], continuations: list[Prompt]) -> list[tuple[Prompt, Prompt]]:
+    if len(prompts) == 1:
+        prompts = prompts * len(continuations)
+    if len(prompts) != len(continuations):
+        raise InvalidRequest(
+            f"there are {len(prompts)} prompts but {len(continuations)} continuations; "
+            "give one prompt for all, or one per continuation",
+            "continuations",
+        )
+    return list(zip(prompts, continuations, strict=True))
+
+
+def _check_scorable(number: int, num_tokens: int, start: int) -> None:
+    if start == num_tokens:
+        raise InvalidRequest(f"continuation {number} adds no token to its prompt", "continuations")
+    if start == 0:
+        raise InvalidRequest(
+            f"prompt {number} has no token before its continuation, so there is nothing to condition on; "
+            "give a longer prompt",
+            "prompts",
+        )
+
+
+def _score(output: GenerationOutput, start: int) -> ScoreOutput:
+    """Read the continuation's log-probabilities off a finished prompt; its tokens begin at ``start``."""
+    completion = output.outputs[0]
+    if completion.error is not None:
+        raise RequestFailed(completion.error)
+    positions = (output.prompt_logprobs or [])[start:]
+    token_ids = output.prompt_token_ids[start:]
+    chosen = [position[token_id] for position, token_id in zip(positions, token_ids, strict=True) if position]
+    logprobs = [entry.logprob for entry in chosen]
+    return ScoreOutput(token_ids, logprobs, sum(logprobs), all(entry.rank == 1 for entry in chosen))
+
+
+def _numbered(error: InvalidRequest, number: int, count: int) -> InvalidRequest:
+    return InvalidRequest(f"prompt {number} of {count}: {error.message}" if count > 1 else error.message, error.param)

@@ -1,0 +1,95 @@
+"""A loaded model whose answers can be computed on paper: token ``i`` is one character, the engine is real."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headrace.cache.kv_cache import KVCacheManager
+from headrace.core.client import EngineInfo
+from headrace.core.clock import WallClock
+from headrace.core.sampling import SamplingParams
+from headrace.engine.detokenizer import ByteDetokenizer
+from headrace.engine.engine import Engine
+from headrace.engine.stop_matcher import StopStrings
+from headrace.engine.text_stream import TextStream
+from headrace.llm.loading import LoadedModel
+from headrace.scheduler.policy import FcfsPolicy
+from headrace.scheduler.scheduler import Scheduler
+from tests.fakes import ContentExecutor, expected_output
+
+VOCAB_SIZE = 60
+EOS = 0
+MAX_MODEL_LEN = 100
+TOKEN_BYTES = [b"", *(bytes([ord("A") + i]) for i in range(VOCAB_SIZE - 1))]
+
+INFO = EngineInfo(
+    model="fake",
+    architecture="fake",
+    dtype="float32",
+    backend="fake",
+    num_parameters=0,
+    vocab_size=VOCAB_SIZE,
+    max_model_len=MAX_MODEL_LEN,
+    block_size=4,
+    num_blocks=64,
+    kv_cache_bytes=0,
+    max_num_seqs=8,
+    max_num_batched_tokens=16,
+    eos_token_ids=[EOS],
+)
+
+
+class CharTokenizer:
+    """``A`` is 1, ``B`` is 2; ``AB`` is one token, 59, so that text can merge across a seam."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [59 if char == "|" else ord(char) - 64 for char in text.replace("AB", "|")]
+
+    def token_text(self, token_id: int) -> str:
+        return TOKEN_BYTES[token_id].decode()
+
+
+class CharTexts:
+    def text_stream(self, sampling: SamplingParams) -> TextStream:
+        return TextStream(
+            ByteDetokenizer(TOKEN_BYTES),
+            StopStrings(sampling.stop),
+            sampling.include_stop_str_in_output,
+            sampling.min_tokens,
+        )
+
+
+class RoleChat:
+    """A conversation is each role's first letter in upper case followed by the content."""
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        template_kwargs: Mapping[str, object],
+    ) -> list[int]:
+        assert add_generation_prompt
+        text = "".join(f"{str(message['role'])[0].upper()}{message['content']}" for message in messages)
+        return CharTokenizer().encode(text + "A")
+
+
+class House:
+    """A loaded model with its parts in reach."""
+
+    def __init__(self, num_blocks: int = 64) -> None:
+        self.kv = KVCacheManager(num_blocks, INFO.block_size, enable_prefix_caching=True)
+        self.executor = ContentExecutor(num_blocks, INFO.block_size, VOCAB_SIZE)
+        scheduler = Scheduler(self.kv, FcfsPolicy(INFO.max_num_batched_tokens), INFO.max_num_seqs, MAX_MODEL_LEN)
+        self.engine = Engine(scheduler, self.kv, self.executor, CharTexts(), WallClock(), INFO)
+        self.loaded = LoadedModel(self.engine, CharTokenizer(), RoleChat())
+
+
+def answer(prompt: list[int], max_tokens: int) -> list[int]:
+    """The tokens a request alone must give."""
+    return expected_output(prompt, max_tokens, VOCAB_SIZE, frozenset({EOS}))
+
+
+def text_of(token_ids: list[int]) -> str:
+    return b"".join(TOKEN_BYTES[token_id] for token_id in token_ids).decode()
