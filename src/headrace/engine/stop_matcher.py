@@ -24,7 +24,7 @@ class StopStrings:
     about a microsecond per character of the strings.
     """
 
-    __slots__ = ("depth", "edges", "fallback", "match", "strings")
+    __slots__ = ("depth", "edges", "fallback", "first_chars", "match", "strings")
 
     def __init__(self, strings: Iterable[str]) -> None:
         self.strings = tuple(strings)
@@ -35,6 +35,7 @@ class StopStrings:
         for string in self.strings:
             self._add(string)
         self._link()
+        self.first_chars = frozenset(self.edges[_ROOT])
 
     def __bool__(self) -> bool:
         return bool(self.strings)
@@ -106,6 +107,8 @@ class StopMatcher:
     def push(self, text: str) -> str | StopMatch:
         """Add text; return what is released, or the match. Nothing may be pushed after a match."""
         stops, node = self._stops, self._node
+        if node == _ROOT and stops.first_chars.isdisjoint(text):
+            return text  # the usual case; a root state holds nothing back
         for index, char in enumerate(text, start=1):
             node = stops.step(node, char)
             stop = stops.match[node]

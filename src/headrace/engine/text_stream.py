@@ -7,14 +7,13 @@ tokens: whoever drives it does not push a token whose text should not show.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from headrace.engine.detokenizer import Detokenizer
 from headrace.engine.stop_matcher import StopMatch, StopMatcher, StopStrings
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """New text, and the stop string that ended the sequence if one did."""
 
     text: str
