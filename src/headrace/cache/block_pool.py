@@ -15,8 +15,6 @@ class BlockPool:
     Which ids come out is a function of the calls made, so that a run can be replayed.
     """
 
-    __slots__ = ("_free_ids", "_is_free", "_num_blocks")
-
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0
         self._num_blocks = num_blocks

@@ -14,14 +14,13 @@ _Block = tuple[PrefixNode, bytes]
 
 
 class InFlightBlocks:
-    """The next uncommitted block of each running sequence, where all its tokens are known.
+    """The next uncommitted block of each running sequence that knows all tokens of it.
 
+    That is, of sequences with a prompt to compute: a block that decoding fills token by token is not in flight.
     A block is named by the node under which it will be inserted and its own packed tokens: by just what a
     waiting sequence that could use it finds at the end of its match. Two sequences may be computing the same
     block, hence the counts. Every operation is O(1).
     """
-
-    __slots__ = ("_block_of_sequence", "_num_computing")
 
     def __init__(self) -> None:
         self._block_of_sequence: dict[int, _Block] = {}

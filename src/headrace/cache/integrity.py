@@ -27,7 +27,7 @@ def violations(pool: BlockPool, tree: RadixTree, holders: Collection[Sequence]) 
 def tree_violations(tree: RadixTree, held_nodes: Iterable[PrefixNode]) -> list[str]:
     """The part of ``violations`` that concerns the tree alone, given who holds it where."""
     return [
-        *_link_violations(tree),
+        *link_violations(tree),
         *_lock_violations(tree, held_nodes),
         *_order_violations(tree),
         *_total_violations(tree),
@@ -37,14 +37,8 @@ def tree_violations(tree: RadixTree, held_nodes: Iterable[PrefixNode]) -> list[s
 def owned_block_ids(tree: RadixTree, holders: Collection[Sequence]) -> list[int]:
     """Every block that is not free, as often as a node or a sequence claims to own it."""
     cached = chain.from_iterable(node.block_ids for node in tree.nodes())
-    private = chain.from_iterable(private_block_ids(seq) for seq in holders)
+    private = chain.from_iterable(seq.private_block_ids for seq in holders)
     return [*cached, *private]
-
-
-def private_block_ids(seq: Sequence) -> list[int]:
-    """The blocks a sequence owns: those after the ones it shares with the tree."""
-    block_ids: list[int] = seq.block_table.ids[seq.num_shared_blocks :].tolist()
-    return block_ids
 
 
 def _ownership_violations(pool: BlockPool, tree: RadixTree, holders: Collection[Sequence]) -> Iterator[str]:
@@ -62,14 +56,12 @@ def _ownership_violations(pool: BlockPool, tree: RadixTree, holders: Collection[
         yield f"blocks {unknown} are not in the pool of {pool.num_blocks}"
 
 
-def _link_violations(tree: RadixTree) -> Iterator[str]:
+def link_violations(tree: RadixTree) -> Iterator[str]:
     """Parents and children agree, and a child stands under the tokens of its first block."""
     key_bytes = len(pack_tokens([0] * tree.block_size))
     for node in tree.nodes():
         if len(node.packed_tokens) != len(node.block_ids) * key_bytes:
             yield f"{node} has {len(node.packed_tokens)} bytes of tokens for its blocks"
-        if node.parent is None and node.lock_count == 0 and not node.children:
-            yield f"namespace {node.namespace!r} is kept for nothing"
         for key, child in node.children.items():
             if child.parent is not node or child.namespace != node.namespace:
                 yield f"{child} is a child of {node} and does not know it"
@@ -84,6 +76,8 @@ def _lock_violations(tree: RadixTree, held_nodes: Iterable[PrefixNode]) -> Itera
         expected = num_holders[node] + sum(child.lock_count > 0 for child in node.children.values())
         if node.lock_count != expected:
             yield f"{node} should have {expected} locks"
+        if node.parent is None and expected == 0 and not node.children:
+            yield f"namespace {node.namespace!r} is kept for nothing"
 
 
 def _order_violations(tree: RadixTree) -> Iterator[str]:

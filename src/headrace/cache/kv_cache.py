@@ -149,7 +149,7 @@ class KVCacheManager:
         """
         if self._holders.pop(seq.seq_id, None) is None:
             return
-        self._pool.free(integrity.private_block_ids(seq))
+        self._pool.free(seq.private_block_ids)
         node = _prefix_node(seq)
         if node is not None:
             self._tree.unlock(node)
@@ -187,13 +187,12 @@ class KVCacheManager:
     def heal(self, live_sequences: Iterable[Sequence]) -> list[str]:
         """Make the books right after ``check`` found fault, and say what was done.
 
-        Of the sequences that were acquired only ``live_sequences`` keep what they hold. If some block has two
-        owners, cached contents cannot be trusted and all of the cache that is not locked is dropped. A block
-        that two live sequences both claim is left to both: ``check`` names it until one of them ends.
+        Of the sequences that were acquired only ``live_sequences`` keep what they hold. A cache with broken
+        links is dropped whole, and one with a block that has two owners where it is not locked. A block that
+        two live sequences both claim is left to both: ``check`` names it until one of them ends.
         """
         live = {seq.seq_id: seq for seq in live_sequences if seq.seq_id in self._holders}
-        repairs = self._dispossess(live)
-        repairs.append(f"recounted the locks and totals of {self._tree.num_nodes} cached nodes")
+        repairs = self._mend_tree() + self._dispossess(live)
         self._tree.rebuild(node for seq in live.values() if (node := _prefix_node(seq)) is not None)
         owners = Counter(integrity.owned_block_ids(self._tree, live.values()))
         if contested := sorted(block_id for block_id, count in owners.items() if count > 1):
@@ -202,24 +201,27 @@ class KVCacheManager:
             repairs.append(f"dropped {len(dropped)} cached blocks, as blocks {contested} had more than one owner")
         return repairs + self._pool.rebuild({block_id for block_id, count in owners.items() if count > 0})
 
+    def _mend_tree(self) -> list[str]:
+        if list(integrity.link_violations(self._tree)):
+            self._tree = RadixTree(self._block_size)
+            return ["dropped the prefix cache, as its links were broken"]
+        return [f"recounted the locks and totals of {self._tree.num_nodes} cached nodes"]
+
     def _dispossess(self, live: dict[int, Sequence]) -> list[str]:
         """Make ``live`` the only holders, each with a prefix that is cached or none."""
         repairs = []
-        for seq_id, seq in self._holders.items():
-            if seq_id not in live:
+        cached_nodes = set(self._tree.nodes())
+        for seq in self._holders.values():
+            if seq.seq_id not in live:
                 repairs.append(f"took {len(seq.block_table)} blocks from {seq}, which is not live")
                 self._forget(seq)
-        self._holders = live
-        cached_nodes = set(self._tree.nodes())
-        for seq in live.values():
-            if seq.prefix_node is not None and seq.prefix_node not in cached_nodes:
+            elif seq.prefix_node is not None and seq.prefix_node not in cached_nodes:
                 repairs.append(f"left {seq} its blocks as its own, since its prefix is not cached")
                 self._in_flight.discard(seq.seq_id)
                 seq.prefix_node = None
                 seq.num_shared_blocks = 0
+        self._holders = live
         return repairs
-
-    # -- inside -------------------------------------------------------------------------------------
 
     def _num_missing_blocks(self, seq: Sequence, num_tokens: int) -> int:
         """Blocks the table lacks to hold so many tokens after the computed ones; negative if it has some to spare."""

@@ -93,16 +93,6 @@ class RadixTree:
     O(1) per block.
     """
 
-    __slots__ = (
-        "_block_bytes",
-        "_block_size",
-        "_num_blocks",
-        "_num_evictable_blocks",
-        "_num_nodes",
-        "_roots",
-        "_unlocked",
-    )
-
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._block_bytes = block_size * _TOKEN_BYTES

@@ -132,6 +132,12 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def private_block_ids(self) -> list[int]:
+        """The blocks this sequence owns: those of its table after the ones it shares with the prefix cache."""
+        block_ids: list[int] = self.block_table.ids[self.num_shared_blocks :].tolist()
+        return block_ids
+
+    @property
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
 

@@ -1,0 +1,220 @@
+"""The KV cache under many sequences and tiny pools, against memory that remembers what was written to it.
+
+What a transformer writes at a position depends on every token up to it, so the model writes just that: the
+namespace and the whole prefix. A sequence that ever finds anything else in its blocks would have generated
+from someone else's prompt.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from headrace.cache.kv_cache import KVCacheManager
+from headrace.core.sequence import Sequence
+from tests.cache.sequences import make_sequence
+
+Content = tuple[str, tuple[int, ...]]
+
+cache_salts = st.sampled_from(["", "", "a"])
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+
+
+class ManySequences(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.num_sequences = 0
+        self.num_query_tokens = 0
+        self.num_hit_tokens = 0
+        self.uncounted: dict[int, tuple[int, int]] = {}
+        self.num_announced_tokens: dict[int, int] = {}
+
+    @initialize(
+        num_blocks=st.integers(1, 12),
+        block_size=st.sampled_from([1, 2, 3, 4]),
+        caching=st.sampled_from([True] * 4 + [False]),
+    )
+    def start(self, num_blocks: int, block_size: int, caching: bool) -> None:
+        self.kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=caching)
+        self.caching = caching
+        self.block_size = block_size
+        self.memory: list[list[Content | None]] = [[None] * block_size for _ in range(num_blocks)]
+
+    # -- the model ----------------------------------------------------------------------------------
+
+    def cached_prefixes(self) -> set[Content]:
+        """Every prefix in the cache, read off the nodes one by one, without the code that matches."""
+        found: set[Content] = set()
+        for node in self.kv._tree.nodes():
+            tokens = tuple(token_id for step in node.path() for token_id in step.token_ids)
+            for back in range(len(node.block_ids)):
+                found.add((node.namespace, tokens[: len(tokens) - back * self.block_size]))
+        return found
+
+    def num_matched_tokens(self, seq: Sequence, limit: int) -> int:
+        cached = self.cached_prefixes()
+        end = 0
+        while end + self.block_size <= limit and content(seq, end + self.block_size) in cached:
+            end += self.block_size
+        return end
+
+    # -- what can happen ----------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.waiting) < 4)
+    @rule(prompt=prompts, cache_salt=cache_salts)
+    def arrive(self, prompt: list[int], cache_salt: str) -> None:
+        self.waiting.append(make_sequence(self.num_sequences, prompt, cache_salt))
+        self.num_sequences += 1
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), uses_cache=st.sampled_from([True, True, True, False]))
+    def acquire(self, data: st.DataObject, uses_cache: bool) -> None:
+        seq = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
+        limit = seq.num_tokens - 1 if uses_cache else 0
+        num_matched = self.num_matched_tokens(seq, limit)
+        self.kv.acquire(seq, limit)
+        assert seq.num_computed_tokens == num_matched
+        assert len(seq.block_table) == seq.num_shared_blocks == num_matched // self.block_size
+        self.uncounted[seq.seq_id] = (limit, num_matched)
+        self.num_announced_tokens[seq.seq_id] = seq.num_tokens
+        self.live.append(seq)
+
+    @precondition(lambda self: any(seq.num_pending_tokens for seq in self.live))
+    @rule(data=st.data(), num_tokens=st.integers(1, 9))
+    def compute(self, data: st.DataObject, num_tokens: int) -> None:
+        seq = data.draw(st.sampled_from([seq for seq in self.live if seq.num_pending_tokens]))
+        num_tokens = min(num_tokens, seq.num_pending_tokens)
+        if self.extend(seq, num_tokens):
+            self.write(seq, num_tokens)
+            seq.num_computed_tokens += num_tokens
+            num_shared = seq.num_shared_blocks
+            self.kv.commit(seq)
+            if seq.num_shared_blocks > num_shared:
+                self.num_announced_tokens[seq.seq_id] = seq.num_tokens
+
+    def extend(self, seq: Sequence, num_tokens: int) -> bool:
+        before = seq.block_table.ids.tolist()
+        num_missing = -(-(seq.num_computed_tokens + num_tokens) // self.block_size) - len(before)
+        num_free, num_evictable = self.kv.num_free_blocks, self.kv.num_evictable_blocks
+        can_extend = self.kv.can_extend(seq, num_tokens)
+        assert can_extend == (num_missing <= num_free + num_evictable)
+        assert self.kv.extend(seq, num_tokens) == can_extend
+        after = seq.block_table.ids.tolist()
+        assert after[: len(before)] == before
+        assert len(after) == len(before) + (max(num_missing, 0) if can_extend else 0)
+        if not can_extend:
+            assert (self.kv.num_free_blocks, self.kv.num_evictable_blocks) == (num_free, num_evictable)
+        elif num_missing > 0:
+            query, hit = self.uncounted.pop(seq.seq_id, (0, 0))
+            self.num_query_tokens += query
+            self.num_hit_tokens += hit
+        return can_extend
+
+    def write(self, seq: Sequence, num_tokens: int) -> None:
+        """Compute the next tokens as a model would: read all that came before, write what is new."""
+        self.assert_reads_own_content(seq)
+        for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
+            index, offset = divmod(position, self.block_size)
+            assert index >= seq.num_shared_blocks, "a shared block is written to"
+            self.memory[seq.block_table.ids[index]][offset] = content(seq, position + 1)
+
+    @precondition(lambda self: any(seq.num_pending_tokens == 0 for seq in self.live))
+    @rule(data=st.data(), token_id=st.integers(0, 1))
+    def sample_a_token(self, data: st.DataObject, token_id: int) -> None:
+        seq = data.draw(st.sampled_from([seq for seq in self.live if seq.num_pending_tokens == 0]))
+        seq.token_ids.append(token_id)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        seq = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
+        self.release(seq)
+        seq.num_computed_tokens = 0
+        self.waiting.append(seq)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        self.release(self.live.pop(data.draw(st.integers(0, len(self.live) - 1))))
+
+    def release(self, seq: Sequence) -> None:
+        self.uncounted.pop(seq.seq_id, None)
+        for _ in range(2):  # the second has nothing to do
+            self.kv.release(seq)
+            assert (len(seq.block_table), seq.prefix_node, seq.num_shared_blocks) == (0, None, 0)
+
+    @rule()
+    def clear(self) -> None:
+        num_freed = self.kv.num_evictable_blocks
+        num_free = self.kv.num_free_blocks
+        self.kv.clear_prefix_cache()
+        assert self.kv.num_evictable_blocks == 0
+        assert self.kv.num_free_blocks == num_free + num_freed
+
+    # -- what must hold -----------------------------------------------------------------------------
+
+    def assert_reads_own_content(self, seq: Sequence) -> None:
+        for position in range(seq.num_computed_tokens):
+            index, offset = divmod(position, self.block_size)
+            assert self.memory[seq.block_table.ids[index]][offset] == content(seq, position + 1)
+
+    @invariant()
+    def every_block_has_one_owner(self) -> None:
+        assert self.kv.check() == []
+        owned = self.kv.num_free_blocks + self.kv.num_cached_blocks + self.kv.num_private_blocks
+        assert owned == self.kv.num_blocks
+        assert self.kv.num_private_blocks == sum(len(seq.block_table) - seq.num_shared_blocks for seq in self.live)
+
+    @invariant()
+    def every_sequence_finds_what_it_wrote(self) -> None:
+        for seq in self.live:
+            self.assert_reads_own_content(seq)
+
+    @invariant()
+    def all_full_computed_blocks_are_shared(self) -> None:
+        for seq in self.live:
+            assert seq.num_shared_blocks == (seq.num_computed_tokens // self.block_size if self.caching else 0)
+
+    @invariant()
+    def what_is_being_computed_is_known(self) -> None:
+        for seq in self.waiting:
+            limit = (seq.num_tokens - 1) // self.block_size * self.block_size
+            start = self.num_matched_tokens(seq, limit)
+            wanted = content(seq, start + self.block_size)
+            in_flight = {content(other, start + self.block_size) for other in self.live if self.computes(other, start)}
+            expected = self.caching and start < limit and wanted in in_flight
+            assert self.kv.is_being_computed(seq) == expected
+
+    def computes(self, seq: Sequence, start: int) -> bool:
+        """Whether the next block that a live sequence commits starts at ``start`` and was known when it last did."""
+        is_known = self.num_announced_tokens[seq.seq_id] >= start + self.block_size
+        return is_known and seq.num_shared_blocks * self.block_size == start
+
+    @invariant()
+    def look_ups_are_counted_once_and_only_when_they_led_on(self) -> None:
+        if self.caching:
+            assert self.kv.stats.query_tokens == self.num_query_tokens
+            assert self.kv.stats.hit_tokens == self.num_hit_tokens
+
+    def teardown(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        for seq in self.live:
+            self.kv.release(seq)
+        assert self.kv.num_private_blocks == 0
+        assert self.kv.num_available_blocks == self.kv.num_blocks
+        self.kv.clear_prefix_cache()
+        assert self.kv.num_free_blocks == self.kv.num_blocks
+        assert self.kv.check() == []
+
+
+def content(seq: Sequence, end: int) -> Content:
+    """What the KV slot of the last of the first ``end`` tokens must hold."""
+    return seq.request.cache_salt, tuple(seq.token_ids[:end])
+
+
+TestManySequences = ManySequences.TestCase
+TestManySequences.settings = settings(max_examples=1300, stateful_step_count=30, deadline=None)
