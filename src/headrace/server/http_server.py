@@ -1,0 +1,83 @@
+"""The HTTP server around an application: uvicorn, with our connection limits and an orderly end.
+
+On the first SIGTERM or SIGINT new requests get 503 with Retry-After while running ones may finish for a short
+while; then the engine is closed, which ends what still runs with an error event; then the sockets close. A
+second signal skips the waiting.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+
+from headrace.core.config import ServeConfig
+from headrace.server.context import DrainSwitch
+from headrace.server.http_protocol import ConnectionLimits, GuardedHttpProtocol
+
+DRAIN_S = 5.0
+"""How long running requests may go on after the first signal."""
+
+_CLOSE_CONNECTIONS_S = 2
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's server with a drain. ``close_engine`` is awaited after it, before connections close."""
+
+    def __init__(
+        self,
+        app: Starlette,
+        config: ServeConfig,
+        limits: ConnectionLimits,
+        drain: DrainSwitch,
+        close_engine: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__(_uvicorn_config(app, config, limits))
+        self._drain = drain
+        self._close_engine = close_engine
+        self._drain_deadline: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Signal handler: begin to drain; the second time, stop now."""
+        if self._drain.is_on:
+            self.should_exit = True
+            self.force_exit = True
+            return
+        self.begin_drain()
+
+    def begin_drain(self) -> None:
+        """Take no new work; exit when the running requests are done, or after ``DRAIN_S``."""
+        self._drain.turn_on()
+        self._drain_deadline = time.monotonic() + DRAIN_S
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._drain_deadline is not None:
+            is_idle = not self.server_state.tasks
+            if is_idle or time.monotonic() >= self._drain_deadline:
+                self.should_exit = True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._drain.turn_on()
+        await self._close_engine()
+        await super().shutdown(sockets)
+
+
+def _uvicorn_config(app: Starlette, config: ServeConfig, limits: ConnectionLimits) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=partial(GuardedHttpProtocol, limits=limits),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=round(config.keep_alive_s),
+        timeout_graceful_shutdown=_CLOSE_CONNECTIONS_S,
+    )

@@ -1,0 +1,82 @@
+"""``/openapi.json``, made from the route table and the structs the server itself decodes with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from headrace.server.errors import ErrorResponse
+from headrace.server.routes import RouteSpec
+
+_REF = "#/components/schemas/{name}"
+_CONVERTOR = re.compile(r"\{(\w+):\w+\}")
+
+Document = dict[str, Any]
+"""JSON as it comes: the shape of an OpenAPI document is OpenAPI's, not ours."""
+
+
+def openapi_document(routes: Sequence[RouteSpec]) -> Document:
+    """The OpenAPI 3.1 description of ``routes``."""
+    structs: list[type[msgspec.Struct]] = [struct for route in routes for struct in _structs(route)]
+    structs.append(ErrorResponse)
+    schemas, components = msgspec.json.schema_components(structs, ref_template=_REF)
+    by_struct = dict(zip(structs, schemas, strict=True))
+    paths: dict[str, Document] = {}
+    for route in routes:
+        path = _CONVERTOR.sub(r"{\1}", route.path)
+        for method in route.methods:
+            paths.setdefault(path, {})[method.lower()] = _operation(route, method, by_struct)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "headrace", "version": version("headrace")},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"api_key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"api_key": []}, {}],
+    }
+
+
+def _structs(route: RouteSpec) -> tuple[type[msgspec.Struct], ...]:
+    return route.takes if route.gives is None else (*route.takes, route.gives)
+
+
+def _operation(route: RouteSpec, method: str, schemas: dict[type[msgspec.Struct], Document]) -> Document:
+    summary = (route.handler.__doc__ or "").strip().split("\n")[0]
+    name = re.sub(r"\W+", "_", route.path).strip("_")
+    operation: Document = {
+        "summary": summary,
+        "operationId": f"{method.lower()}_{name}",
+        "responses": {
+            "200": _success(route, schemas),
+            "default": {"description": "What went wrong", "content": _json(schemas[ErrorResponse])},
+        },
+    }
+    if parameters := _CONVERTOR.findall(route.path):
+        operation["parameters"] = [
+            {"name": parameter, "in": "path", "required": True, "schema": {"type": "string"}}
+            for parameter in parameters
+        ]
+    if route.takes:
+        bodies = [schemas[struct] for struct in route.takes]
+        schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
+        operation["requestBody"] = {"required": True, "content": _json(schema)}
+    return operation
+
+
+def _success(route: RouteSpec, schemas: dict[type[msgspec.Struct], Document]) -> Document:
+    if route.gives is None:
+        return {"description": "Prometheus text", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    content = _json(schemas[route.gives])
+    if "stream" in {field.name for struct in route.takes for field in msgspec.structs.fields(struct)}:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return {"description": "The answer", "content": content}
+
+
+def _json(schema: Document) -> Document:
+    return {"application/json": {"schema": schema}}

@@ -1,0 +1,62 @@
+"""The table of all routes: what serves them, what they take and give. Router and OpenAPI are made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from headrace.server import root_routes
+from headrace.server.access_log import App
+from headrace.server.chat import create_chat_completion
+from headrace.server.completions import create_completion
+from headrace.server.context import ServerContext
+from headrace.server.protocol_chat import ChatRequest, ChatResponse
+from headrace.server.protocol_completions import CompletionRequest, CompletionResponse
+from headrace.server.protocol_root import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    Health,
+    ModelCard,
+    ModelList,
+    TokenizeChatRequest,
+    TokenizeResponse,
+    TokenizerInfo,
+    TokenizeTextRequest,
+    Version,
+)
+
+Handler = Callable[[ServerContext, HttpRequest], Awaitable[App]]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSpec:
+    """One route. ``takes`` are the structs its body may be; ``gives`` is what a 200 holds, if JSON."""
+
+    path: str
+    methods: tuple[str, ...]
+    handler: Handler
+    takes: tuple[type[msgspec.Struct], ...] = ()
+    gives: type[msgspec.Struct] | None = None
+
+
+ROUTES = (
+    RouteSpec("/v1/completions", ("POST",), create_completion, (CompletionRequest,), CompletionResponse),
+    RouteSpec("/v1/chat/completions", ("POST",), create_chat_completion, (ChatRequest,), ChatResponse),
+    RouteSpec("/v1/models", ("GET",), root_routes.list_models, gives=ModelList),
+    RouteSpec("/v1/models/{model:path}", ("GET",), root_routes.show_model, gives=ModelCard),
+    RouteSpec(
+        "/tokenize", ("POST",), root_routes.tokenize, (TokenizeTextRequest, TokenizeChatRequest), TokenizeResponse
+    ),
+    RouteSpec("/detokenize", ("POST",), root_routes.detokenize, (DetokenizeRequest,), DetokenizeResponse),
+    RouteSpec("/tokenizer_info", ("GET",), root_routes.tokenizer_info, gives=TokenizerInfo),
+    RouteSpec("/health", ("GET",), root_routes.readyz, gives=Health),
+    RouteSpec("/livez", ("GET",), root_routes.livez, gives=Health),
+    RouteSpec("/readyz", ("GET",), root_routes.readyz, gives=Health),
+    RouteSpec("/ping", ("GET", "POST"), root_routes.readyz, gives=Health),
+    RouteSpec("/version", ("GET",), root_routes.server_version, gives=Version),
+    RouteSpec("/metrics", ("GET",), root_routes.metrics),
+    RouteSpec("/metrics/", ("GET",), root_routes.metrics),
+)

@@ -1,0 +1,159 @@
+"""A real server on 127.0.0.1 in a thread, over any engine client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import msgspec
+
+from headrace.core.client import EngineClient
+from headrace.core.config import ServeConfig
+from headrace.engine.metrics import Metrics
+from headrace.server.app import app_of, create_context
+from headrace.server.context import ServerContext
+from headrace.server.http_protocol import ConnectionLimits, limits_of
+from headrace.server.http_server import HttpServer
+from tests.server.fakes import BracketChat, ByteTokenizer, ScriptedClient
+from tests.server.sse import ParsedStream, check_stream
+
+PATIENCE_S = 20.0
+MODEL = "alphabet"
+
+
+def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) -> float:
+    """Wait until ``condition`` is true and return how many seconds it took; fail after ``within_s``."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < within_s, f"not within {within_s} s"
+        time.sleep(0.005)
+    return time.monotonic() - start
+
+
+@dataclass
+class RunningServer:
+    """A server that takes requests. ``engine`` is the client it serves; ``http`` talks to it."""
+
+    engine: ScriptedClient
+    context: ServerContext
+    server: HttpServer
+    port: int
+    http: httpx.Client
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def post(self, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+        return self.http.post(path, json=body, headers={name.replace("_", "-"): v for name, v in headers.items()})
+
+    def complete(self, **body: Any) -> httpx.Response:
+        return self.post("/v1/completions", {"prompt": "hello", **body})
+
+    def chat(self, content: Any = "hello", **body: Any) -> httpx.Response:
+        return self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **body})
+
+    def stream_completion(self, **body: Any) -> ParsedStream:
+        return self._checked("/v1/completions", {"prompt": "hello", **body, "stream": True})
+
+    def stream_chat(self, content: Any = "hello", **body: Any) -> ParsedStream:
+        messages = body.pop("messages", [{"role": "user", "content": content}])
+        return self._checked("/v1/chat/completions", {"messages": messages, **body, "stream": True})
+
+    def _checked(self, path: str, body: dict[str, Any]) -> ParsedStream:
+        response = self.http.post(path, json=body)
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        options = body.get("stream_options", {})
+        prompt = body.get("prompt", "")
+        num_prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+        return check_stream(
+            response.content,
+            include_usage=options.get("include_usage", False),
+            continuous_usage=options.get("continuous_usage_stats", False),
+            num_choices=body.get("n", 1) * num_prompts,
+        )
+
+    def connect(self) -> socket.socket:
+        """A raw connection."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
+
+    def send_raw(self, data: bytes) -> bytes:
+        """Send bytes and read until the server closes."""
+        with self.connect() as sock:
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(data)
+            return read_to_end(sock)
+
+
+def read_to_end(sock: socket.socket) -> bytes:
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := sock.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def post_bytes(path: str, body: bytes, extra: str = "") -> bytes:
+    """A raw POST request."""
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n{extra}\r\n".encode() + body
+
+
+@contextlib.contextmanager
+def running_server(
+    engine: EngineClient | None = None,
+    *,
+    limits: ConnectionLimits | None = None,
+    keep_alive_comment_s: float = 15.0,
+    **settings: Any,
+) -> Iterator[RunningServer]:
+    """Serve ``engine`` (a fresh ``ScriptedClient`` by default) until the block ends."""
+    config = ServeConfig(**{"served_model_name": (MODEL,), **settings})
+    client: Any = ScriptedClient() if engine is None else engine
+    tokenizer = ByteTokenizer()
+    metrics = Metrics(MODEL, config.metrics_compat)
+    context = create_context(client, tokenizer, BracketChat(tokenizer), config, metrics)
+    context = replace(context, keep_alive_comment_s=keep_alive_comment_s)
+
+    async def close_engine() -> None:
+        pass
+
+    server = HttpServer(app_of(context), config, limits or limits_of(config), context.drain, close_engine)
+    sock = socket.create_server(("127.0.0.1", 0))
+    port = sock.getsockname()[1]
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
+    thread.start()
+    try:
+        eventually(lambda: server.started)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http:
+            yield RunningServer(client, context, server, port, http)
+    finally:
+        server.should_exit = True
+        if isinstance(client, ScriptedClient):
+            client.release()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of a refused request, after checking that it is one in OpenAI's shape."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert isinstance(body["error"]["message"], str)
+    assert body["error"]["message"]
+    return dict(body["error"])
+
+
+def encode(body: object) -> bytes:
+    return msgspec.json.encode(body)
