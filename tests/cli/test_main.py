@@ -113,7 +113,7 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     os.close(read)
     with os.fdopen(write, "w") as pipe:
         result = subprocess.run(
-            [sys.executable, "-u", "-m", "headrace.cli.main", "serve", "--print-config"],
+            [sys.executable, "-m", "headrace.cli.main", "serve", "--print-config"],
             stdout=pipe,
             stderr=subprocess.PIPE,
             check=False,

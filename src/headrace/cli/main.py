@@ -6,6 +6,7 @@ its own file and is imported only when it is called, so that ``headrace --help``
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -79,7 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     words, is_debug = _take_debug(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
     except HeadraceError as error:
         if is_debug:
             traceback.print_exc()
@@ -88,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader (head, less) has gone: nobody is left to tell
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
 
 

@@ -91,6 +91,10 @@ class LLM:
         prompts = [self.chat_prompt(conversation) for conversation in as_conversations(messages)]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._loaded.chat is not None
+
     def chat_prompt(self, messages: ChatMessages) -> TokensPrompt:
         """Put a conversation through the model's chat template. Raises ``InvalidRequest`` if it has none."""
         return {"prompt_token_ids": self._loaded.chat_token_ids(messages)}
