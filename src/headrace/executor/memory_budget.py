@@ -43,7 +43,7 @@ def choose_num_blocks(
     if config.kv_cache_bytes is not None:
         return _blocks_of_budget(config.kv_cache_bytes, size, config.block_size)
     blocks_per_sequence = -(-max_model_len // config.block_size)
-    affordable = available_bytes // FREE_MEMORY_SHARE // size
+    affordable = num_blocks_for(available_bytes // FREE_MEMORY_SHARE, model, config.block_size, dtype_bytes)
     if affordable < blocks_per_sequence:
         raise ConfigError(
             f"one sequence of max_model_len {max_model_len} tokens needs {_shown(blocks_per_sequence * size)} of KV "
