@@ -96,7 +96,7 @@ def default_model_name(reference: str) -> str:
 def app_of(context: ServerContext) -> Starlette:
     """The application over ``context``; it owns the context's worker threads from here on."""
     config = context.config
-    return Starlette(
+    app = Starlette(
         routes=[*(_route(spec, context) for spec in ROUTES), _openapi_route()],
         middleware=[
             Middleware(RequestBoundary, context.clock, context.metrics, config.log_requests),
@@ -108,6 +108,8 @@ def app_of(context: ServerContext) -> Starlette:
         exception_handlers={HTTPException: _refuse_status},
         lifespan=partial(_lifespan, context),
     )
+    app.router.redirect_slashes = False  # a redirect would be built from the client's own Host header
+    return app
 
 
 @asynccontextmanager

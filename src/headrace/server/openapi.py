@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from headrace.server.errors import ErrorResponse
+from headrace.server.protocol_common import GenerationFields
 from headrace.server.routes import RouteSpec
 
 _REF = "#/components/schemas/{name}"
@@ -43,7 +44,7 @@ def openapi_document(routes: Sequence[RouteSpec]) -> Document:
 
 
 def _structs(route: RouteSpec) -> tuple[type[msgspec.Struct], ...]:
-    return route.takes if route.gives is None else (*route.takes, route.gives)
+    return tuple(struct for struct in (route.takes, route.gives) if struct is not None)
 
 
 def _operation(route: RouteSpec, method: str, schemas: dict[type[msgspec.Struct], Document]) -> Document:
@@ -62,10 +63,8 @@ def _operation(route: RouteSpec, method: str, schemas: dict[type[msgspec.Struct]
             {"name": parameter, "in": "path", "required": True, "schema": {"type": "string"}}
             for parameter in parameters
         ]
-    if route.takes:
-        bodies = [schemas[struct] for struct in route.takes]
-        schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
-        operation["requestBody"] = {"required": True, "content": _json(schema)}
+    if route.takes is not None:
+        operation["requestBody"] = {"required": True, "content": _json(schemas[route.takes])}
     return operation
 
 
@@ -73,7 +72,7 @@ def _success(route: RouteSpec, schemas: dict[type[msgspec.Struct], Document]) ->
     if route.gives is None:
         return {"description": "Prometheus text", "content": {"text/plain": {"schema": {"type": "string"}}}}
     content = _json(schemas[route.gives])
-    if "stream" in {field.name for struct in route.takes for field in msgspec.structs.fields(struct)}:
+    if route.takes is not None and issubclass(route.takes, GenerationFields):
         content["text/event-stream"] = {"schema": {"type": "string"}}
     return {"description": "The answer", "content": content}
 

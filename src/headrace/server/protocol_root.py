@@ -27,24 +27,16 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[ModelCard]
 
 
-class TokenizeTextRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of ``POST /tokenize`` for a text."""
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of ``POST /tokenize``: a text as ``prompt``, or a conversation as ``messages``."""
 
-    prompt: str
+    prompt: str | None = None
+    messages: list[Message] | None = None
     model: str | None = None
     add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-
-
-class TokenizeChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of ``POST /tokenize`` for a conversation."""
-
-    messages: list[Message]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, TemplateValue] | None = None
-    model: str | None = None
-    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 
@@ -93,6 +85,5 @@ class Health(msgspec.Struct, frozen=True):
     status: str
 
 
-TOKENIZE_TEXT_BODY = BodyType(TokenizeTextRequest)
-TOKENIZE_CHAT_BODY = BodyType(TokenizeChatRequest)
+TOKENIZE_BODY = BodyType(TokenizeRequest)
 DETOKENIZE_BODY = BodyType(DetokenizeRequest)

@@ -15,22 +15,20 @@ from starlette.responses import Response
 from headrace.core.errors import InvalidRequest
 from headrace.server.context import ServerContext
 from headrace.server.errors import unknown_model
-from headrace.server.json_body import BodyType
 from headrace.server.limits import read_body
 from headrace.server.logprobs import shown_token
 from headrace.server.prompts import Conversation
+from headrace.server.protocol_chat import Message
 from headrace.server.protocol_root import (
     DETOKENIZE_BODY,
-    TOKENIZE_CHAT_BODY,
-    TOKENIZE_TEXT_BODY,
+    TOKENIZE_BODY,
     DetokenizeResponse,
     Health,
     ModelCard,
     ModelList,
-    TokenizeChatRequest,
+    TokenizeRequest,
     TokenizeResponse,
     TokenizerInfo,
-    TokenizeTextRequest,
     Version,
 )
 
@@ -56,9 +54,7 @@ async def show_model(context: ServerContext, http: HttpRequest) -> Response:
 async def tokenize(context: ServerContext, http: HttpRequest) -> Response:
     """Tokens of a text or of a conversation."""
     data = await read_body(http.receive, context.config.max_body_bytes)
-    kind: BodyType[TokenizeTextRequest] | BodyType[TokenizeChatRequest]
-    kind = TOKENIZE_CHAT_BODY if b'"messages"' in data else TOKENIZE_TEXT_BODY
-    body = kind.decode(data, context.config.max_json_depth).value
+    body = TOKENIZE_BODY.decode(data, context.config.max_json_depth).value
     context.served_name(body.model)
     return json_response(await context.in_worker(_tokenize, context, body))
 
@@ -117,29 +113,33 @@ def _card(context: ServerContext, name: str) -> ModelCard:
     )
 
 
-def _tokenize(context: ServerContext, body: TokenizeTextRequest | TokenizeChatRequest) -> TokenizeResponse:
-    token_ids = _token_ids(context, body)
+def _tokenize(context: ServerContext, body: TokenizeRequest) -> TokenizeResponse:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("send either prompt or messages", "prompt")
+    token_ids = _text_ids(context, body) if body.messages is None else _chat_ids(context, body, body.messages)
     shown = [shown_token(context.tokens, token_id) for token_id in token_ids] if body.return_token_strs else None
     return TokenizeResponse(
         count=len(token_ids), max_model_len=context.builder.max_model_len, tokens=token_ids, token_strs=shown
     )
 
 
-def _token_ids(context: ServerContext, body: TokenizeTextRequest | TokenizeChatRequest) -> list[int]:
-    if isinstance(body, TokenizeTextRequest):
-        num_bytes = len(body.prompt.encode())
-        if num_bytes > MAX_TOKENIZE_BYTES:
-            raise InvalidRequest(
-                f"prompt has {num_bytes} bytes but at most {MAX_TOKENIZE_BYTES} are tokenized at once; split it",
-                "prompt",
-            )
-        return context.prompts.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+def _text_ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
+    text = body.prompt or ""
+    num_bytes = len(text.encode())
+    if num_bytes > MAX_TOKENIZE_BYTES:
+        raise InvalidRequest(
+            f"prompt has {num_bytes} bytes but at most {MAX_TOKENIZE_BYTES} are tokenized at once; split it", "prompt"
+        )
+    return context.prompts.tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False)
+
+
+def _chat_ids(context: ServerContext, body: TokenizeRequest, messages: list[Message]) -> list[int]:
     if body.add_special_tokens:
         raise InvalidRequest(
             "add_special_tokens is not for messages; the chat template writes them", "add_special_tokens"
         )
     conversation = Conversation(
-        messages=body.messages,
+        messages=messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
         template_kwargs=body.chat_template_kwargs or {},

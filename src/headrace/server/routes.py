@@ -21,10 +21,9 @@ from headrace.server.protocol_root import (
     Health,
     ModelCard,
     ModelList,
-    TokenizeChatRequest,
+    TokenizeRequest,
     TokenizeResponse,
     TokenizerInfo,
-    TokenizeTextRequest,
     Version,
 )
 
@@ -33,24 +32,22 @@ Handler = Callable[[ServerContext, HttpRequest], Awaitable[App]]
 
 @dataclass(frozen=True, slots=True)
 class RouteSpec:
-    """One route. ``takes`` are the structs its body may be; ``gives`` is what a 200 holds, if JSON."""
+    """One route. ``takes`` is its body, ``gives`` what a 200 holds, if they are JSON."""
 
     path: str
     methods: tuple[str, ...]
     handler: Handler
-    takes: tuple[type[msgspec.Struct], ...] = ()
+    takes: type[msgspec.Struct] | None = None
     gives: type[msgspec.Struct] | None = None
 
 
 ROUTES = (
-    RouteSpec("/v1/completions", ("POST",), create_completion, (CompletionRequest,), CompletionResponse),
-    RouteSpec("/v1/chat/completions", ("POST",), create_chat_completion, (ChatRequest,), ChatResponse),
+    RouteSpec("/v1/completions", ("POST",), create_completion, CompletionRequest, CompletionResponse),
+    RouteSpec("/v1/chat/completions", ("POST",), create_chat_completion, ChatRequest, ChatResponse),
     RouteSpec("/v1/models", ("GET",), root_routes.list_models, gives=ModelList),
     RouteSpec("/v1/models/{model:path}", ("GET",), root_routes.show_model, gives=ModelCard),
-    RouteSpec(
-        "/tokenize", ("POST",), root_routes.tokenize, (TokenizeTextRequest, TokenizeChatRequest), TokenizeResponse
-    ),
-    RouteSpec("/detokenize", ("POST",), root_routes.detokenize, (DetokenizeRequest,), DetokenizeResponse),
+    RouteSpec("/tokenize", ("POST",), root_routes.tokenize, TokenizeRequest, TokenizeResponse),
+    RouteSpec("/detokenize", ("POST",), root_routes.detokenize, DetokenizeRequest, DetokenizeResponse),
     RouteSpec("/tokenizer_info", ("GET",), root_routes.tokenizer_info, gives=TokenizerInfo),
     RouteSpec("/health", ("GET",), root_routes.readyz, gives=Health),
     RouteSpec("/livez", ("GET",), root_routes.livez, gives=Health),
