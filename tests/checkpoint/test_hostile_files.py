@@ -31,7 +31,7 @@ from tests.checkpoint.builders import (
     write_folder,
 )
 
-NUM_MUTANTS = 2500
+NUM_MUTANTS = 1000
 INTERESTING = [0, 1, 0x7F, 0x80, 0xFF]
 WIDE = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**60, 2**63 - 1, 2**63, 2**64 - 1]
 TEXTS = [b"{", b"}", b"[", b"]", b'"', b",", b":", b"-1", b"1e999", b"null", b"\\", b"\\ud800", b"99999999999999999999"]

@@ -49,8 +49,8 @@ class LineProgress:
 
     def finish(self) -> None:
         is_whole = self._total is not None and self._done >= self._total
-        end = "100 %" if is_whole else f"ended after {_amount(self._done, self._unit)}"
-        self._write(f"{self._label}: {end}")
+        after = f" after {_amount(self._done, self._unit)}" if self._done else ""
+        self._write(f"{self._label}: 100 %" if is_whole else f"{self._label}: ended{after}")
 
     def _write(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
