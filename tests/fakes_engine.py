@@ -16,7 +16,7 @@ from headrace.core.request import FinishReason, Request, RequestOutput, RequestT
 from headrace.core.sampling import SamplingParams
 
 INVALID, OVERLOAD, SUBMIT_BUG, STEP_BUG, STEP_HANG = 900, 901, 902, 903, 904
-"""First prompt tokens: refused as invalid, refused as too much, an exception in submit, one in step, a step of a minute."""
+"""First prompt tokens that ask for: two refusals, an exception in submit, one in step, a step of a minute."""
 
 INFO = EngineInfo(
     model="fake",

@@ -12,6 +12,7 @@ from headrace.core.request import FinishReason, Request, RequestOutput, TokenLog
 from headrace.engine.messages import Abort, Submit
 from headrace.engine.metrics import Metrics
 from headrace.engine.streams import StreamTable, merge_outputs
+from tests.engine.conditions import eventually
 from tests.fakes import ManualClock
 from tests.fakes_engine import make_request
 
@@ -53,8 +54,7 @@ async def started(table: StreamTable, request: Request, wire: Wire) -> asyncio.T
         return [output async for output in table.generate(request, wire)]
 
     task = asyncio.create_task(read())
-    while not wire.sent:
-        await asyncio.sleep(0)
+    await eventually(lambda: bool(wire.sent))
     return task
 
 

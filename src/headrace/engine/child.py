@@ -39,7 +39,9 @@ CONNECT_TIMEOUT_S = 60.0
 MAX_UNSENT_BYTES = 64 << 20
 """Bytes that may wait for a child that does not read, before new requests are refused."""
 
-_LAST_WORDS_S = 1.0
+_LAST_WORDS_S = 0.5
+"""For what a child wrote to the socket before it died; it is there already, only not read yet."""
+
 _STDERR = 2
 
 
@@ -100,7 +102,8 @@ class EngineChild:
             body = frame(encode(message))
         except (UnicodeEncodeError, FrameError) as error:
             raise InvalidRequest("the request is too large or has text that is not valid Unicode") from error
-        self._writer.write(body)
+        if not self._writer.is_closing():  # uvloop refuses to write to a closed transport
+            self._writer.write(body)
 
     async def wait_dead(self) -> None:
         """Return when the connection has ended or the process has exited, whichever is noticed first."""
@@ -108,7 +111,6 @@ class EngineChild:
         try:
             await asyncio.wait({exited, self._reading}, return_when=asyncio.FIRST_COMPLETED)
             if not self._reading.done():
-                # what it said before it died is still in the socket
                 await asyncio.wait({self._reading}, timeout=_LAST_WORDS_S)
         finally:
             await _cancel(exited)
@@ -129,7 +131,7 @@ class EngineChild:
         """End it at once; return how it ended, in words."""
         await _kill(self._process)
         await _cancel(self._reading)
-        self._writer.close()
+        self._writer.transport.abort()  # unlike close, does not wait for what nobody will read
         return _ending(self._process.returncode)
 
     async def _wait_exit(self, timeout_s: float) -> None:
@@ -170,6 +172,8 @@ async def _first_of_hello_and_exit(
     exited = asyncio.create_task(process.wait())
     try:
         await asyncio.wait({hello, exited}, timeout=CONNECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if exited.done() and not hello.done():
+            await asyncio.wait({hello}, timeout=_LAST_WORDS_S)
         if hello.done():
             return hello.result()
         if exited.done():

@@ -2,8 +2,8 @@
 
 Owns the life of a child: greet the parent, build the engine, run it, say why it ends. It decides nothing
 about restarts, and it never outlives its parent: the kernel kills it when the parent's process ends, and the
-end of the socket ends it as well. Three threads share the work: the engine's own, one that reads, one that
-writes; the main thread waits and takes the signals.
+end of the socket ends it as well. The main thread builds the engine and then waits; beside the engine's own
+thread one reads, one writes and one waits for SIGTERM.
 
 Exit codes: 0 asked to end, 1 engine failed, 2 could not start, 143 SIGTERM.
 """
@@ -18,8 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO
 
 import msgspec
 
@@ -73,7 +72,9 @@ def run_child(build: EngineBuilder) -> int:
     """Live as the child of a supervisor, with the engine that ``build`` makes. Returns the exit code."""
     request_death_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to interpret
-    signal.signal(signal.SIGTERM, _terminate)
+    # Blocked in every thread, also those of native libraries, and waited for by one of ours: a signal
+    # that the kernel hands to a thread in C code would leave the main thread asleep.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     start = _read_start(sys.stdin.buffer)
     if not is_child_of(start.parent_pid):
         return EXIT_NOT_STARTED
@@ -94,10 +95,6 @@ def _build_engine(config: EngineConfig, progress: Progress) -> DrivenEngine:
     from headrace.engine.factory import build_engine
 
     return build_engine(config, progress)
-
-
-def _terminate(signum: int, stack: FrameType | None) -> NoReturn:
-    raise SystemExit(EXIT_TERMINATED)
 
 
 def _read_start(source: BinaryIO) -> ChildStart:
@@ -190,10 +187,12 @@ class EngineProcess:
         self._outbox = outbox
         self._loop: EngineLoop | None = None
         self._stop_requested = threading.Event()
+        self._exit_code = 0
 
     def run(self, config: EngineConfig, build: EngineBuilder) -> int:
         """Build, serve until told to end, and return the exit code."""
         threading.Thread(target=self._read, name="engine-reader", daemon=True).start()
+        threading.Thread(target=self._wait_for_sigterm, name="engine-sigterm", daemon=True).start()
         try:
             engine = build(config, SentProgress(self._outbox))
         except Exception as error:
@@ -202,14 +201,11 @@ class EngineProcess:
             return EXIT_NOT_STARTED
         self._loop = EngineLoop(engine, self)
         self._loop.start()
-        try:
-            self._outbox.put(Ready(engine.info))
-            if self._stop_requested.is_set():
-                self._loop.stop()
-            self._loop.join()
-        finally:
-            self._loop.close()
-        return 0 if self._loop.failure is None else EXIT_ENGINE_FAILED
+        self._outbox.put(Ready(engine.info))
+        if self._stop_requested.is_set():
+            self._loop.stop()
+        self._loop.join()
+        return self._exit_code if self._loop.failure is None else EXIT_ENGINE_FAILED
 
     # LoopListener, on the engine thread
 
@@ -243,13 +239,23 @@ class EngineProcess:
             case Ping():
                 self._outbox.put(Pong(0.0 if loop is None else loop.tick_age_s))
             case Shutdown():
-                self._stop_requested.set()
-                if loop is not None:
-                    loop.stop()
+                self._stop()
             case Submit(request):
                 self._require_loop().submit(request)
             case Abort(request_id):
                 self._require_loop().abort(request_id)
+
+    def _stop(self) -> None:
+        self._stop_requested.set()
+        if self._loop is not None:
+            self._loop.stop()
+
+    def _wait_for_sigterm(self) -> None:
+        signal.sigwait({signal.SIGTERM})
+        if self._loop is None:
+            os._exit(EXIT_TERMINATED)  # loading cannot be interrupted in order, and there is nothing to save
+        self._exit_code = EXIT_TERMINATED
+        self._stop()
 
     def _require_loop(self) -> EngineLoop:
         if self._loop is None:

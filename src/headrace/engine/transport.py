@@ -115,8 +115,9 @@ class Rendezvous:
         self._accepted: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
             asyncio.get_running_loop().create_future()
         )
-        self._num_unknown = 0
+        self._unknown: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
+        self._is_taken = False
 
     @classmethod
     async def open(cls) -> Rendezvous:
@@ -140,35 +141,42 @@ class Rendezvous:
     async def accept(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Wait, without limit, for the peer that knows the token."""
         streams = await asyncio.shield(self._accepted)
+        self._is_taken = True
         self.close()
         return streams
 
     def close(self) -> None:
-        """Stop listening and remove the folder; an admitted connection stays."""
+        """Stop listening, hang up on everyone and remove the folder; only a connection that was taken stays."""
         if self._server is not None:
             self._server.close()
             self._server = None
+        for writer in self._unknown:
+            writer.close()
+        if self._accepted.done() and not self._is_taken:
+            self._accepted.result()[1].close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._num_unknown >= MAX_UNKNOWN_CONNECTIONS:
+        if len(self._unknown) >= MAX_UNKNOWN_CONNECTIONS:
             writer.close()
             return
-        self._num_unknown += 1
+        self._unknown.add(writer)
         try:
-            known = await self._says_hello(reader)
+            is_known = await _says_hello(reader, self.token)
         finally:
-            self._num_unknown -= 1
-        if known and not self._accepted.done():
+            self._unknown.discard(writer)
+        is_open = self._server is not None and not self._accepted.done()
+        if is_known and is_open:
             self._accepted.set_result((reader, writer))
         else:
-            logger.warning("hung up on a connection to the engine socket that did not know the token")
+            logger.warning("hung up on a connection to the engine socket without the token or after its time")
             writer.close()
 
-    async def _says_hello(self, reader: asyncio.StreamReader) -> bool:
-        try:
-            body = await asyncio.wait_for(read_frame(reader, MAX_HELLO_BYTES), HELLO_TIMEOUT_S)
-            message = None if body is None else decode_from_engine(body)
-        except (TimeoutError, FrameError, MalformedMessage):
-            return False
-        return isinstance(message, Hello) and hmac.compare_digest(message.token.encode(), self.token.encode())
+
+async def _says_hello(reader: asyncio.StreamReader, token: str) -> bool:
+    try:
+        body = await asyncio.wait_for(read_frame(reader, MAX_HELLO_BYTES), HELLO_TIMEOUT_S)
+        message = None if body is None else decode_from_engine(body)
+    except (TimeoutError, FrameError, MalformedMessage):
+        return False
+    return isinstance(message, Hello) and hmac.compare_digest(message.token.encode(), token.encode())
