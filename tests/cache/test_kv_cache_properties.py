@@ -204,6 +204,9 @@ class ManySequences(RuleBasedStateMachine):
             return
         for seq in self.live:
             self.kv.release(seq)
+        assert not self.kv._holders
+        assert not self.kv._in_flight
+        assert not self.kv._uncounted_queries
         assert self.kv.num_private_blocks == 0
         assert self.kv.num_available_blocks == self.kv.num_blocks
         self.kv.clear_prefix_cache()

@@ -71,9 +71,10 @@ def link_violations(tree: RadixTree) -> Iterator[str]:
 
 def _lock_violations(tree: RadixTree, held_nodes: Iterable[PrefixNode]) -> Iterator[str]:
     """A node has one lock per holder and one per locked child."""
-    num_holders = Counter(held_nodes)
+    locks = Counter(held_nodes)
+    locks.update(node.parent for node in tree.nodes() if node.lock_count > 0 and node.parent is not None)
     for node in tree.nodes():
-        expected = num_holders[node] + sum(child.lock_count > 0 for child in node.children.values())
+        expected = locks.get(node, 0)
         if node.lock_count != expected:
             yield f"{node} should have {expected} locks"
         if node.parent is None and expected == 0 and not node.children:

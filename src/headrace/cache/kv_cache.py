@@ -175,54 +175,6 @@ class KVCacheManager:
         """Forget every cached block that no sequence has locked."""
         self._pool.free(self._tree.evict(self._tree.num_evictable_blocks))
 
-    # -- integrity ----------------------------------------------------------------------------------
-
-    def check(self) -> list[str]:
-        """What is wrong with the books, in words; empty when every block has exactly one owner.
-
-        Cost: O(blocks), so for tests and idle moments.
-        """
-        return integrity.violations(self._pool, self._tree, list(self._holders.values()))
-
-    def heal(self, live_sequences: Iterable[Sequence]) -> list[str]:
-        """Make the books right after ``check`` found fault, and say what was done.
-
-        Of the sequences that were acquired only ``live_sequences`` keep what they hold. A cache with broken
-        links is dropped whole, and one with a block that has two owners where it is not locked. A block that
-        two live sequences both claim is left to both: ``check`` names it until one of them ends.
-        """
-        live = {seq.seq_id: seq for seq in live_sequences if seq.seq_id in self._holders}
-        repairs = self._mend_tree() + self._dispossess(live)
-        self._tree.rebuild(node for seq in live.values() if (node := _prefix_node(seq)) is not None)
-        owners = Counter(integrity.owned_block_ids(self._tree, live.values()))
-        if contested := sorted(block_id for block_id, count in owners.items() if count > 1):
-            dropped = self._tree.evict(self._tree.num_evictable_blocks)
-            owners.subtract(dropped)
-            repairs.append(f"dropped {len(dropped)} cached blocks, as blocks {contested} had more than one owner")
-        return repairs + self._pool.rebuild({block_id for block_id, count in owners.items() if count > 0})
-
-    def _mend_tree(self) -> list[str]:
-        if list(integrity.link_violations(self._tree)):
-            self._tree = RadixTree(self._block_size)
-            return ["dropped the prefix cache, as its links were broken"]
-        return [f"recounted the locks and totals of {self._tree.num_nodes} cached nodes"]
-
-    def _dispossess(self, live: dict[int, Sequence]) -> list[str]:
-        """Make ``live`` the only holders, each with a prefix that is cached or none."""
-        repairs = []
-        cached_nodes = set(self._tree.nodes())
-        for seq in self._holders.values():
-            if seq.seq_id not in live:
-                repairs.append(f"took {len(seq.block_table)} blocks from {seq}, which is not live")
-                self._forget(seq)
-            elif seq.prefix_node is not None and seq.prefix_node not in cached_nodes:
-                repairs.append(f"left {seq} its blocks as its own, since its prefix is not cached")
-                self._in_flight.discard(seq.seq_id)
-                seq.prefix_node = None
-                seq.num_shared_blocks = 0
-        self._holders = live
-        return repairs
-
     def _num_missing_blocks(self, seq: Sequence, num_tokens: int) -> int:
         """Blocks the table lacks to hold so many tokens after the computed ones; negative if it has some to spare."""
         return _num_covering_blocks(seq.num_computed_tokens + num_tokens, self._block_size) - len(seq.block_table)
@@ -283,6 +235,54 @@ class KVCacheManager:
         seq.block_table.clear()
         seq.prefix_node = None
         seq.num_shared_blocks = 0
+
+    # -- check and repair -----------------------------------------------------------------------------
+
+    def check(self) -> list[str]:
+        """What is wrong with the books, in words; empty when every block has exactly one owner.
+
+        Cost: O(blocks), so for tests and idle moments.
+        """
+        return integrity.violations(self._pool, self._tree, list(self._holders.values()))
+
+    def heal(self, live_sequences: Iterable[Sequence]) -> list[str]:
+        """Make the books right after ``check`` found fault, and say what was done.
+
+        Of the sequences that were acquired only ``live_sequences`` keep what they hold. A cache with broken
+        links is dropped whole, and one with a block that has two owners where it is not locked. A block that
+        two live sequences both claim is left to both: ``check`` names it until one of them ends.
+        """
+        live = {seq.seq_id: seq for seq in live_sequences if seq.seq_id in self._holders}
+        repairs = self._mend_tree() + self._dispossess(live)
+        self._tree.rebuild(node for seq in live.values() if (node := _prefix_node(seq)) is not None)
+        owners = Counter(integrity.owned_block_ids(self._tree, live.values()))
+        if contested := sorted(block_id for block_id, count in owners.items() if count > 1):
+            dropped = self._tree.evict(self._tree.num_evictable_blocks)
+            owners.subtract(dropped)
+            repairs.append(f"dropped {len(dropped)} cached blocks, as blocks {contested} had more than one owner")
+        return repairs + self._pool.rebuild({block_id for block_id, count in owners.items() if count > 0})
+
+    def _mend_tree(self) -> list[str]:
+        if list(integrity.link_violations(self._tree)):
+            self._tree = RadixTree(self._block_size)
+            return ["dropped the prefix cache, as its links were broken"]
+        return [f"recounted the locks and totals of {self._tree.num_nodes} cached nodes"]
+
+    def _dispossess(self, live: dict[int, Sequence]) -> list[str]:
+        """Make ``live`` the only holders, each with a prefix that is cached or none."""
+        repairs = []
+        cached_nodes = set(self._tree.nodes())
+        for seq in self._holders.values():
+            if seq.seq_id not in live:
+                repairs.append(f"took {len(seq.block_table)} blocks from {seq}, which is not live")
+                self._forget(seq)
+            elif seq.prefix_node is not None and seq.prefix_node not in cached_nodes:
+                repairs.append(f"left {seq} its blocks as its own, since its prefix is not cached")
+                self._in_flight.discard(seq.seq_id)
+                seq.prefix_node = None
+                seq.num_shared_blocks = 0
+        self._holders = live
+        return repairs
 
 
 def _prefix_node(seq: Sequence) -> RadixNode | None:

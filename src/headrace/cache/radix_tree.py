@@ -43,8 +43,8 @@ class RadixNode(PrefixNode):
         self,
         namespace: str,
         parent: RadixNode | None,
-        packed_tokens: Iterable[int] = b"",
-        block_ids: Iterable[int] = (),
+        packed_tokens: bytes | bytearray = b"",
+        block_ids: Sequence[int] = (),
     ) -> None:
         self.namespace = namespace
         self.parent = parent
@@ -55,6 +55,7 @@ class RadixNode(PrefixNode):
 
     @property
     def token_ids(self) -> list[int]:
+        """The tokens one by one, for people and tests."""
         return array(_TYPECODE, bytes(self.packed_tokens)).tolist()
 
     def path(self) -> list[RadixNode]:
@@ -70,7 +71,7 @@ class RadixNode(PrefixNode):
 
 
 class PrefixMatch(NamedTuple):
-    """How far some tokens are in the tree; says so until the tree changes.
+    """How much of some tokens is in the tree; true until the tree changes.
 
     ``block_ids`` hold the matched tokens. The match ends in ``node``, after ``num_node_blocks`` of its blocks.
     """
@@ -89,8 +90,7 @@ class RadixTree:
 
     Locked nodes stay. The others wait in ``_unlocked`` in the order in which they were unlocked. A parent is
     unlocked only after its children (they lock it), so the first in that order has no children: it is the
-    least recently used leaf, found without a search and without a clock. Counted in blocks, eviction is
-    O(1) per block.
+    least recently used leaf, found without a search, a heap or time stamps.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -153,7 +153,8 @@ class RadixTree:
         """Keep a fresh match from eviction until ``unlock`` of the node returned, which ends where it ends."""
         node = self._split(match)
         if node.parent is None:
-            assert self._roots.setdefault(node.namespace, node) is node, "the match is out of date"
+            root = self._roots.setdefault(node.namespace, node)
+            assert root is node, "the match is out of date"
         self._lock_node(node)
         return node
 
