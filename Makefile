@@ -43,11 +43,13 @@ clean: ## remove .venv and every cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: $(DEPENDENCIES) | $(BIN)/python
+	@echo "installing headrace into $(VENV); this takes a few minutes the first time"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch]'
 	@touch $@
 
 # contains everything that .installed does, so it stamps both
 $(VENV)/.installed-test: $(DEPENDENCIES) | $(BIN)/python
+	@echo "installing headrace and what its tests need into $(VENV); this takes a few minutes the first time"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,test]'
 	@touch $(VENV)/.installed $@
 

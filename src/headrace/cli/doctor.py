@@ -11,10 +11,10 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 from headrace.cli.flags import Parser, add_config_flags, read_config
+from headrace.cli.json_result import JSON_FLAG_HELP, write_json
 from headrace.cli.machine import nearest_folder, port_error, read_cpu, write_error
 from headrace.cli.version import installed_version
 from headrace.core.config import ServeConfig
@@ -47,12 +47,12 @@ class Finding:
 def main(argv: Sequence[str]) -> int:
     """Print the report; exit code 1 if something will not work."""
     parser = Parser("doctor", "Say what would run on this machine, and why. Takes serve's flags.", "[MODEL]")
-    parser.add_argument("--json", metavar="FILE", help="also write the report as JSON; - writes only that to stdout")
+    parser.add_argument("--json", metavar="FILE", help=JSON_FLAG_HELP)
     add_config_flags(parser, ServeConfig)
     arguments = parser.parse(argv)
     findings = examine(read_config(ServeConfig, arguments, os.environ))
     if arguments.json:
-        _write_json(findings, arguments.json)
+        write_json({"headrace": installed_version("headrace"), "checks": findings}, arguments.json)
     if arguments.json != "-":
         print(render(findings))
     return int(any(finding.status is Status.FAIL for finding in findings))
@@ -187,17 +187,3 @@ CHECKS: tuple[Callable[[ServeConfig], Finding], ...] = (
     check_cached_models,
     check_port,
 )
-
-
-def _write_json(findings: Sequence[Finding], target: str) -> None:
-    import json
-
-    checks = [{**asdict(finding), "status": finding.status.value} for finding in findings]
-    text = json.dumps({"headrace": installed_version("headrace"), "checks": checks}, indent=2) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}; --json names a file") from error

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli.flags import Parser
+from headrace.cli.json_result import JSON_FLAG_HELP, write_json
 from headrace.core.config import DEFAULT_MODEL
 from headrace.core.errors import ConfigError
 from headrace.core.settings import suggestion
@@ -25,14 +24,14 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser("models", _DESCRIPTION, "[list | pull MODEL | show MODEL | rm MODEL]")
     parser.add_argument("action", nargs="?", default="list", help="list, pull, show or rm")
     parser.add_argument("model", nargs="?", metavar="MODEL", help=f"what to act on; pull and show take {DEFAULT_MODEL}")
-    parser.add_argument("--json", metavar="FILE", help="also write the result as JSON; - writes only that to stdout")
+    parser.add_argument("--json", metavar="FILE", help=JSON_FLAG_HELP)
     arguments = parser.parse(argv)
     action = _ACTIONS.get(arguments.action)
     if action is None:
         raise ConfigError(f"unknown action {arguments.action!r}{suggestion(arguments.action, _ACTIONS)}")
     text, result = action(arguments.model)
     if arguments.json:
-        _write_json(result, arguments.json)
+        write_json(result, arguments.json)
     if arguments.json != "-":
         print(text)
     return 0
@@ -135,16 +134,3 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _write_json(result: object, target: str) -> None:
-    import msgspec
-
-    text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}; --json names a file") from error

@@ -56,9 +56,11 @@ class LoadedModel:
 def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     """Fetch, open and load what ``config.model`` names. Raises ``ConfigError``."""
     from headrace.checkpoint.reference import resolve_model
+    from headrace.engine.chat_prompt import load_chat_encoder
     from headrace.engine.factory import build_engine
     from headrace.engine.tokenizer import load_tokenizer
 
     path = resolve_model(config.model, progress)
     tokenizer = load_tokenizer(path, config.tokenizer)
-    return LoadedModel(build_engine(config, progress), tokenizer, None)
+    chat = load_chat_encoder(tokenizer, config.chat_template)
+    return LoadedModel(build_engine(config, progress), tokenizer, chat)
