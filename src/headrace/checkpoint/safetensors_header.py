@@ -68,22 +68,22 @@ class _HeaderScanner:
         self._position = 0
 
     def tensors(self) -> list[Extent]:
-        extents: dict[str, Extent] = {}
-        has_metadata = False
+        extents: list[Extent] = []
+        names: set[str] = set()
         is_open = self._opens("header")
         while is_open:
             self._checks.in_range("tensor_count", len(extents), 0, MAX_TENSORS - 1)
-            field = f"header key {len(extents)}"
-            name = self._checks.new_name(field, self._key(field), {_METADATA} if has_metadata else extents)
+            field = f"header key {len(names)}"
+            name = self._checks.new_name(field, self._key(field), names)
+            names.add(name)
             if name == _METADATA:
                 self._skip_metadata()
-                has_metadata = True
             else:
-                extents[name] = self._extent(name)
+                extents.append(self._extent(name))
             is_open = self._continues("header")
         if self._position != len(self._header):
             raise self._checks.error("header", f"has something after its end, at byte {self._position}")
-        return list(extents.values())
+        return extents
 
     def _extent(self, name: str) -> Extent:
         entry = self._entry(name)
