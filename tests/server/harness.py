@@ -101,6 +101,16 @@ def read_to_end(sock: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+def read_until(sock: socket.socket, text: bytes) -> bytes:
+    """Read until ``text`` has come, and return everything."""
+    data = b""
+    while text not in data:
+        part = sock.recv(65536)
+        assert part, f"closed before {text!r}; got {data!r}"
+        data += part
+    return data
+
+
 def post_bytes(path: str, body: bytes, extra: str = "") -> bytes:
     """A raw POST request."""
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
