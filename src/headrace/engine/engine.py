@@ -8,6 +8,7 @@ thread-safe and has no thread: whoever drives it (engine thread, offline caller,
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 MAX_CONSECUTIVE_FAILED_STEPS = 3
 """A failed step fails its requests; this many in a row mean the executor itself is broken."""
+
+CHECK_INTERVAL_S = 10.0
+"""How often at most an idle engine checks its books: on a large pool that takes tens of milliseconds."""
 
 
 class TextSource(Protocol):
@@ -80,6 +84,7 @@ class Engine:
         self._ended: list[RequestOutput] = []
         self._num_failed_steps = 0
         self._last_step = (0, 0, 0.0)
+        self._next_check_time = -math.inf
 
     @property
     def has_work(self) -> bool:
@@ -115,7 +120,7 @@ class Engine:
         if plan.scheduled:
             outputs.extend(self._output(update) for update in self._execute(plan))
         if not self._scheduler.has_work:
-            self._check_conservation()
+            self._check_conservation(self._clock.now())
         return outputs
 
     def stats(self) -> StepStats:
@@ -235,8 +240,11 @@ class Engine:
         if not siblings:
             del self._seq_ids[seq.request.request_id]
 
-    def _check_conservation(self) -> None:
+    def _check_conservation(self, now: float) -> None:
         """With nothing running every block is free or cached; say so if not, and mend it."""
+        if now < self._next_check_time:
+            return
+        self._next_check_time = now + CHECK_INTERVAL_S
         violations = self._kv.check()
         if violations:
             logger.error("KV blocks lost or shared while idle: %s", "; ".join(violations))

@@ -160,7 +160,7 @@ class Scheduler:
             if self._is_still_blocked(seq):
                 held_back.append(seq)
                 break
-            if self._kv.is_being_computed(seq):
+            if self._should_wait_for_prefix(seq):
                 held_back.append(seq)
             elif not self._try_admit(seq, draft, now):
                 held_back.append(seq)
@@ -196,6 +196,11 @@ class Scheduler:
         if self._blocked is None or self._blocked[0] is not seq or not self._running:
             return False
         return self._kv.num_available_blocks <= self._blocked[1]
+
+    def _should_wait_for_prefix(self, seq: Sequence) -> bool:
+        """Whether a running sequence is about to commit a block that ``seq`` could take over instead of computing."""
+        may_match_all = self._num_matchable_tokens(seq) == seq.num_tokens - 1
+        return may_match_all and self._kv.is_being_computed(seq)
 
     def _num_matchable_tokens(self, seq: Sequence) -> int:
         """How many leading tokens may come from the prefix cache.
