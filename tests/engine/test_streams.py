@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from headrace.engine.metrics import Metrics
 from headrace.engine.streams import StreamTable, merge_outputs
 from tests.engine.conditions import eventually
 from tests.fakes import ManualClock
-from tests.fakes_engine import make_request
+from tests.fakes_engine import INFO, make_request
 
 
 class Wire:
@@ -194,5 +195,25 @@ def test_a_second_request_under_a_running_id_is_refused_and_the_first_goes_on() 
             await anext(table.generate(make_request(), wire))
         table.deliver([delta(1, last=True)])
         assert len(await reading) == 1
+
+    asyncio.run(run())
+
+
+def test_beyond_what_may_run_and_wait_requests_are_refused_at_once_and_n_counts() -> None:
+    async def run() -> None:
+        table, wire = new_table(), Wire()
+        table.admit_for(msgspec.structs.replace(INFO, max_num_seqs=2, max_num_queued_reqs=8))
+        readers = [await started(table, make_request(f"r{i}", n=4), Wire()) for i in range(2)]
+        readers += [await started(table, make_request(f"s{i}"), Wire()) for i in range(2)]
+        for i in range(40):
+            with pytest.raises(Overloaded, match="10 sequences run or wait and at most 10 may"):
+                await anext(table.generate(make_request(f"t{i}"), wire))
+        assert wire.sent == []
+        table.deliver([delta(1, request_id="r0", index=index, last=True) for index in range(3)])
+        with pytest.raises(Overloaded):
+            await anext(table.generate(make_request("four", n=4), wire))
+        readers.append(await started(table, make_request("three", n=3), wire))
+        table.fail_all(EngineDead("over"))
+        await asyncio.gather(*readers, return_exceptions=True)
 
     asyncio.run(run())

@@ -224,6 +224,14 @@ def test_a_config_error_of_the_child_is_raised_by_start_in_its_own_words() -> No
     asyncio.run(main())
 
 
+def test_a_program_that_does_not_exist_is_told_by_start() -> None:
+    async def main() -> None:
+        with pytest.raises(EngineDead, match="no-such-program"):
+            await new_supervisor(command=("/no-such-program",)).start()
+
+    asyncio.run(main())
+
+
 def test_a_bug_in_loading_is_raised_by_start_with_its_text() -> None:
     async def main() -> None:
         with pytest.raises(EngineDead, match="ZeroDivisionError: a bug in loading"):

@@ -111,6 +111,7 @@ def test_strangers_are_hung_up_on_and_the_right_peer_still_gets_in() -> None:
             b"\x00\x00",
             b"GET / HTTP/1.1\r\n\r\n",
             b"",
+            *(frame(chance.randbytes(chance.randrange(200))) for _ in range(300)),
         ]
         for greeting in greetings:
             reader, stranger = await asyncio.open_unix_connection(rendezvous.path)

@@ -38,6 +38,7 @@ class InProcessClient:
         self._event_loop = asyncio.get_running_loop()
         self._loop.start()
         self._is_ready = True
+        self._streams.admit_for(self._info)
         self._metrics.engine_started(self._info)
 
     @property

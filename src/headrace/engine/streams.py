@@ -11,14 +11,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from itertools import chain
 
+from headrace.core.client import EngineInfo
 from headrace.core.clock import Clock
-from headrace.core.errors import HeadraceError, InvalidRequest
+from headrace.core.errors import HeadraceError, InvalidRequest, Overloaded
 from headrace.core.request import Request, RequestOutput
 from headrace.engine.messages import Abort, Submit
 from headrace.engine.metrics import Metrics, RequestMeter
 
 _MERGE_AT = 64
 """Unread outputs of one sequence that are folded into one; bounds objects, not tokens."""
+
+_RETRY_AFTER_S = 1.0
 
 Send = Callable[[Submit | Abort], None]
 
@@ -63,8 +66,12 @@ class OutputStream:
         self._arrival: asyncio.Future[None] | None = None
 
     @property
+    def num_open(self) -> int:
+        """Sequences that have not had their last output."""
+        return len(self._unfinished)
+
+    @property
     def is_complete(self) -> bool:
-        """Whether every sequence has had its last output."""
         return not self._unfinished
 
     def put(self, output: RequestOutput) -> None:
@@ -100,17 +107,25 @@ class OutputStream:
 
 
 class StreamTable:
-    """The open streams of one client, by request id, and what they are measured by."""
+    """The open streams of one client, by request id, and what they are measured by.
+
+    It is also where too much is refused: here the answer does not wait for the engine's current step.
+    """
 
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
         self._metrics = metrics
         self._clock = clock
         self._streams: dict[str, OutputStream] = {}
+        self._max_open: int | None = None
         self._empty = asyncio.Event()
         self._empty.set()
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    def admit_for(self, info: EngineInfo) -> None:
+        """From now on admit as many sequences as that engine may run and let wait."""
+        self._max_open = info.max_num_seqs + info.max_num_queued_reqs
 
     async def generate(self, request: Request, send: Send) -> AsyncGenerator[RequestOutput, None]:
         """Submit a request and yield its outputs; leaving early aborts it.
@@ -162,10 +177,22 @@ class StreamTable:
         try:
             if request.request_id in self._streams:
                 raise InvalidRequest(f"a request with the id {request.request_id!r} is running", "request_id")
+            self._check_room(request.sampling.n)
             send(Submit(request))
         except HeadraceError as error:
             self._metrics.observe_rejected(error)
             raise
+
+    def _check_room(self, num_sequences: int) -> None:
+        if self._max_open is None:
+            return
+        num_open = sum(stream.num_open for stream in self._streams.values())
+        if num_open + num_sequences > self._max_open:
+            raise Overloaded(
+                f"{num_open} sequences run or wait and at most {self._max_open} may (max_num_seqs and "
+                f"max_num_queued_reqs), so {num_sequences} more are not taken; try again",
+                _RETRY_AFTER_S,
+            )
 
     def _open(self, request: Request) -> OutputStream:
         stream = OutputStream(request, self._metrics.open_meter(request))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from headrace.core.client import EngineInfo, StepStats
 from headrace.core.clock import Clock, WallClock
 from headrace.core.config import EngineConfig
-from headrace.core.errors import ConfigError, EngineDead, Overloaded
+from headrace.core.errors import EngineDead, Overloaded
 from headrace.core.progress import NullProgress, Progress
 from headrace.core.request import Request, RequestOutput
 from headrace.engine.child import ENGINE_COMMAND, EngineChild
@@ -235,7 +235,7 @@ class EngineSupervisor:
         except EngineDead as error:
             logger.error("%s", error.message)
             return 0.0
-        except (ConfigError, OSError) as error:
+        except Exception as error:  # a full disk, a missing program: perhaps not for ever
             logger.error("the engine process could not be started: %s", error)
             self._failure = Failed.of(error)
             return 0.0
@@ -294,6 +294,7 @@ class EngineSupervisor:
         self._info = info
         self._up_since = self._clock.now()
         self._signs.note_tick_age(0.0, self._up_since)
+        self._streams.admit_for(info)
         self._metrics.engine_started(info)
         self._first_ready.set()
 
