@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.sampling import SamplingParams
+from headrace.core.step import StepPlan, StepResult, TokenMask
 from headrace.llm.async_llm import AsyncLLM
 from headrace.llm.outputs import GenerationOutput
+from tests.fakes import ContentExecutor
 from tests.llm.house import House, answer
 
 PARAMS = SamplingParams(max_tokens=6)
@@ -54,17 +57,32 @@ def test_a_conversation_can_be_generated_from() -> None:
     run(work)
 
 
+class GatedExecutor(ContentExecutor):
+    """Waits with its third step until the gate is opened."""
+
+    gate = threading.Event()
+
+    def execute(self, plan: StepPlan, token_mask: TokenMask | None) -> StepResult:
+        if len(self.plans) == 2:
+            assert self.gate.wait(30)
+        return super().execute(plan, token_mask)
+
+
 def test_an_abort_ends_the_iterator_with_an_abort() -> None:
+    house = House()
+    house.executor.__class__ = GatedExecutor
+
     async def work(llm: AsyncLLM) -> None:
         outputs = []
         async for output in llm.generate("CD", LONG, request_id="mine"):
             if not outputs:
                 await llm.abort("mine")
+                GatedExecutor.gate.set()
             outputs.append(output)
-        assert outputs[-1].outputs[0].finish_reason in ("abort", "length")
-        assert outputs[-1].finished
+        assert outputs[-1].outputs[0].finish_reason == "abort"
+        assert outputs[-1].outputs[0].token_ids == answer([3, 4], 90)[: len(outputs[-1].outputs[0].token_ids)]
 
-    run(work)
+    run(work, house)
 
 
 def test_a_closed_iterator_leaves_nothing_running() -> None:
