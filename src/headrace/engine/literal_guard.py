@@ -11,6 +11,7 @@ and past those 32 the end of the last private use plane.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -64,6 +65,12 @@ class LiteralGuard:
     def restore(self, text: str) -> str:
         """Undo ``escape``."""
         return self._marks.sub(lambda mark: self.first_char_of[mark[0]], text)
+
+    def from_ascii_json(self, text: str) -> str:
+        """Marks written as JSON escapes (a template may ask for ASCII) as marks again."""
+        for mark in self.first_char_of:
+            text = text.replace(json.dumps(mark)[1:-1], mark)
+        return text
 
     def _lengths_by_key(self) -> dict[str, list[int]]:
         lengths: dict[str, set[int]] = {}
