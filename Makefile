@@ -37,6 +37,7 @@ bench: install ## measure the engine's step
 
 docs: install ## write the pages that are generated from code
 	$(BIN)/python -m headrace.core.settings_reference > docs/reference/settings.md
+	$(BIN)/python -m headrace.engine.metrics_reference > docs/reference/metrics.md
 
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -67,7 +67,8 @@ class EngineChild:
     ) -> EngineChild:
         """Start ``command``, hand it its start line and wait until it has connected with its token.
 
-        ``receive`` is called with every message. Raises ``EngineDead`` if the child exits or stays silent.
+        ``receive`` is called with every message. Raises ``EngineDead`` if the child exits or stays silent. The
+        kernel ends the child with the thread that called this, so call it on one that lasts.
         """
         rendezvous = await Rendezvous.open()
         try:

@@ -13,10 +13,13 @@ to first token and inter-token latency are observed as tokens come, whatever bec
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+PREFIX: Final = "headrace_"
 
 _LATENCY_S: Final = tuple(
     factor * scale for scale, factor in product((0.001, 0.01, 0.1, 1.0, 10.0, 100.0), (1.0, 2.5, 5.0))
@@ -30,11 +33,22 @@ _STEP_TOKENS: Final = tuple(2**power for power in range(15))
 _N: Final = (1, 2, 4, 8, 16)
 
 
+@dataclass(frozen=True, slots=True)
+class MetricDescription:
+    """One line of the reference; ``name`` as it is exported, histograms without their suffixes."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
 class MetricFamilies:
     """The families of one registry; attributes are the prometheus-client objects."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self.descriptions: list[MetricDescription] = []
         self._define_engine_state()
         self._define_counters()
         self._define_latencies()
@@ -49,7 +63,7 @@ class MetricFamilies:
         self.cache_config = self._gauge(
             "cache_config_info", "KV cache geometry; the value is always 1", "block_size", "num_blocks", "dtype"
         )
-        self.engine_up = self._gauge("engine_up", "Whether the engine is loaded and answering, 0 or 1")
+        self.engine_up = self._gauge("engine_up", "Whether an engine is loaded, 0 or 1")
         self.event_loop_lag = self._gauge(
             "event_loop_lag_seconds", "How late the API event loop ran its latest timer, in seconds"
         )
@@ -115,10 +129,16 @@ class MetricFamilies:
         self.http_responses = self._counter("http_responses", "HTTP responses sent", "endpoint", "status_code")
 
     def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
-        return Gauge(f"headrace_{name}", meaning, labels, registry=self._registry)
+        self._describe(name, "gauge", labels, meaning)
+        return Gauge(PREFIX + name, meaning, labels, registry=self._registry)
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
-        return Counter(f"headrace_{name}", meaning, labels, registry=self._registry)
+        self._describe(f"{name}_total", "counter", labels, meaning)
+        return Counter(PREFIX + name, meaning, labels, registry=self._registry)
 
     def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"headrace_{name}", meaning, buckets=buckets, registry=self._registry)
+        self._describe(name, "histogram", (), meaning)
+        return Histogram(PREFIX + name, meaning, buckets=buckets, registry=self._registry)
+
+    def _describe(self, name: str, kind: str, labels: tuple[str, ...], meaning: str) -> None:
+        self.descriptions.append(MetricDescription(PREFIX + name, kind, labels, meaning))
