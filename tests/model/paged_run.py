@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,25 +41,22 @@ class PagedRun:
         self._free = np.random.default_rng(seed).permutation(num_blocks).tolist()
         self._rows: dict[int, Row] = {}
 
-    def step(self, chunks: dict[int, Sequence[int]]) -> dict[int, Tensor]:
+    def step(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
         """Append each sequence's tokens in one batch; the logits of all its new rows, ``[n, vocab_size]``."""
-        plan = StepPlan(0, tuple(self._schedule(seq_id, tokens) for seq_id, tokens in chunks.items()))
-        batch = ForwardBatch.from_plan(plan, self.kv.block_size)
-        logits = self.model.logits(self.model.forward(TorchBatch.from_forward_batch(batch), self.kv))
+        logits = self.model.logits(self._hidden(chunks))
         parts = torch.split(logits, [len(tokens) for tokens in chunks.values()])
         return dict(zip(chunks, parts, strict=True))
 
-    def greedy(self, seq_id: int, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        """The ``num_tokens`` likeliest tokens, one after the other."""
-        tokens: list[int] = []
-        chunk: Sequence[int] = prompt
-        for _ in range(num_tokens):
-            tokens.append(int(self.step({seq_id: chunk})[seq_id][-1].argmax()))
-            chunk = tokens[-1:]
-        return tokens
+    def next_tokens(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, int]:
+        """Append each sequence's tokens in one batch; the likeliest token after each."""
+        last_rows = np.cumsum([len(tokens) for tokens in chunks.values()]) - 1
+        logits = self.model.logits(self._hidden(chunks)[last_rows])
+        return dict(zip(chunks, logits.argmax(dim=-1).tolist(), strict=True))
 
-    def free(self, seq_id: int) -> None:
-        self._free += self._rows.pop(seq_id).block_ids
+    def _hidden(self, chunks: Mapping[int, Sequence[int]]) -> Tensor:
+        plan = StepPlan(0, tuple(self._schedule(seq_id, tokens) for seq_id, tokens in chunks.items()))
+        batch = ForwardBatch.from_plan(plan, self.kv.block_size)
+        return self.model.forward(TorchBatch.from_forward_batch(batch), self.kv)
 
     def _schedule(self, seq_id: int, tokens: Sequence[int]) -> ScheduledSequence:
         row = self._rows.setdefault(seq_id, Row())

@@ -34,25 +34,24 @@ class PagedAttention:
         return output
 
     def _decode(self, layer: int, queries: Tensor, kv: PagedKVMemory, group: DecodeGroup) -> Tensor:
-        num_rows, num_heads, head_dim = queries.shape
+        num_rows, _, head_dim = queries.shape
         keys, values = (
-            tensor.view(num_rows, -1, *tensor.shape[1:])[:, : group.num_keys].transpose(1, 2)
-            for tensor in kv.read(layer, group.block_ids)
-        )  # [R, num_kv_heads, L, head_dim]
+            tensor.view(num_rows, -1, *tensor.shape[1:]).transpose(1, 2)  # [R, num_kv_heads, L, head_dim]
+            for tensor in kv.read(layer, group.key_slots.flatten())
+        )
         # The heads that share keys are the rows of one matrix product.
-        grouped = queries.reshape(
-            num_rows, keys.shape[1], -1, head_dim
-        )  # [R, num_kv_heads, heads per kv head, head_dim]
-        return self._attend(grouped, keys, values, group.mask).reshape(num_rows, num_heads, head_dim)
+        shared = queries.view(num_rows, keys.shape[1], -1, head_dim)  # [R, num_kv_heads, sharing heads, head_dim]
+        return self._attend(shared, keys, values, group.mask).reshape(queries.shape)
 
     def _extend(self, layer: int, queries: Tensor, kv: PagedKVMemory, chunk: Chunk) -> Tensor:
-        keys, values = (
-            tensor[: chunk.num_keys].transpose(0, 1).unsqueeze(1) for tensor in kv.read(layer, chunk.block_ids)
-        )  # [num_kv_heads, 1, L, head_dim]
         num_rows, _, head_dim = queries.shape
-        grouped = queries.view(num_rows, keys.shape[0], -1, head_dim).permute(1, 2, 0, 3)
-        shape = (-1, grouped.shape[1], -1, -1)  # [num_kv_heads, heads per kv head, n or L, head_dim]
-        attended = self._attend(grouped, keys.expand(shape), values.expand(shape), chunk.mask)
+        keys, values = (
+            tensor.transpose(0, 1).unsqueeze(1)  # [num_kv_heads, 1, L, head_dim]
+            for tensor in kv.read(layer, chunk.key_slots)
+        )
+        shared = queries.view(num_rows, len(keys), -1, head_dim).permute(1, 2, 0, 3)
+        each = (-1, shared.shape[1], -1, -1)  # [num_kv_heads, sharing heads, n or L, head_dim], keys not copied
+        attended = self._attend(shared, keys.expand(each), values.expand(each), chunk.mask)
         return attended.flatten(0, 1).transpose(0, 1)
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

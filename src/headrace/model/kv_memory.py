@@ -15,8 +15,7 @@ class PagedKVMemory:
     """Keys and values of ``num_blocks`` blocks of ``block_size`` tokens, for every layer.
 
     ``keys[layer]`` and ``values[layer]`` are ``[num_blocks, block_size, num_kv_heads, head_dim]``. All of it
-    is taken, and zeroed, here: attention reads whole blocks and masks what is not filled yet, and a mask
-    cannot undo the NaN that uninitialised memory may hold.
+    is taken, and touched, here, so that too little memory shows before the first request.
     """
 
     def __init__(
@@ -43,8 +42,8 @@ class PagedKVMemory:
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
 
-    def read(self, layer: int, block_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of the blocks ``block_ids`` ``[N]``, each ``[N * block_size, num_kv_heads, head_dim]``."""
-        keys = self.keys[layer].index_select(0, block_ids).flatten(0, 1)
-        values = self.values[layer].index_select(0, block_ids).flatten(0, 1)
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of the keys and values in ``slots`` ``[N]``, each ``[N, num_kv_heads, head_dim]``."""
+        keys = self.keys[layer].flatten(0, 1).index_select(0, slots)
+        values = self.values[layer].flatten(0, 1).index_select(0, slots)
         return keys, values

@@ -1,7 +1,7 @@
 """A ``ForwardBatch`` as tensors on a device, and the shape of its attention.
 
 The flat arrays become tensors as they are. For attention the rows are sorted by what is fast: rows of
-sequences with a single new token are computed together, padded to a common number of blocks; longer
+sequences with a single new token are computed together, padded to a common length; longer
 chunks are computed sequence by sequence. The result does not depend on the sorting.
 """
 
@@ -23,26 +23,24 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """R rows, each the only new token of its sequence, that read N blocks each and see L of their tokens.
+    """R rows, each the only new token of its sequence; row r attends to at most L tokens, ``key_slots[r]``.
 
-    ``mask`` is added to the scores: 0 for what a row attends to, -inf for the rest; ``None`` if all rows
-    attend to all L tokens.
+    Rows that attend to fewer repeat one of their own slots (another's could hold NaN, which no mask undoes)
+    under a ``mask`` that is added to the scores: 0 or -inf. It is ``None`` if all rows attend to L tokens.
     """
 
     rows: Tensor  # [R]
-    block_ids: Tensor  # [R * N]
-    num_keys: int  # L
+    key_slots: Tensor  # [R, L]
     mask: Tensor | None  # [R, 1, 1, L]
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows ``[start, end)`` of one sequence, attending to L tokens in N blocks; ``mask`` as in a group."""
+    """Rows ``[start, end)`` of one sequence, which attend to L tokens under ``mask``, as in a group."""
 
     start: int
     end: int
-    block_ids: Tensor  # [N]
-    num_keys: int  # L
+    key_slots: Tensor  # [L]
     mask: Tensor  # [end - start, L]
 
 
@@ -94,8 +92,8 @@ def plan_attention(batch: TorchBatch, block_size: int, window: int | None, dtype
 class _Planner:
     """Turns sequences of one batch, given by their indices, into groups and chunks.
 
-    A sequence reads the blocks ``[first_block, end_block)`` of its table: those before ``first_block`` lie
-    wholly outside every new token's window.
+    Sequence ``b`` reads its positions ``[first[b], seq_lens[b])``: earlier ones lie outside every new
+    token's window.
     """
 
     def __init__(self, batch: TorchBatch, block_size: int, window: int | None, dtype: torch.dtype) -> None:
@@ -103,15 +101,15 @@ class _Planner:
         self._device = batch.device
         self._dtype = dtype
         self._block_size = block_size
+        self._tables = batch.source.block_tables.astype(np.int64)  # [B, M]
         self._lengths = batch.source.seq_lens.astype(np.int64)  # [B]
         self._window = window if window is not None else int(self._lengths.max(initial=1))
-        first_positions = self._lengths - np.diff(batch.source.query_start)
-        self._first_block = np.maximum(first_positions - self._window + 1, 0) // block_size
-        self._end_block = -(-self._lengths // block_size)
+        self._starts = self._lengths - np.diff(batch.source.query_start)
+        self._first = np.maximum(self._starts - self._window + 1, 0)
 
     def similar(self, sequences: Int64Array) -> Iterator[Int64Array]:
         """Split ``sequences`` so that within a part no padding exceeds what is padded."""
-        sizes = (self._end_block - self._first_block)[sequences]
+        sizes = (self._lengths - self._first)[sequences]
         order = np.argsort(-sizes, kind="stable")
         start = 0
         for end in range(1, len(order) + 1):
@@ -120,40 +118,27 @@ class _Planner:
                 start = end
 
     def decode_group(self, sequences: Int64Array) -> DecodeGroup:
-        first_block = self._first_block[sequences]
-        num_blocks = int((self._end_block[sequences] - first_block).max())
-        columns = first_block[:, None] + np.arange(num_blocks)  # [R, N]
-        tables = self._source.block_tables
-        columns = np.minimum(columns, tables.shape[1] - 1)  # padding; masked
-        ends = self._lengths[sequences] - first_block * self._block_size  # [R]
-        num_keys = int(ends.max())
-        keys = np.arange(num_keys)
-        is_seen = (keys < ends[:, None]) & (keys >= ends[:, None] - self._window)  # [R, L]
+        first, lengths = self._first[sequences, None], self._lengths[sequences, None]  # [R, 1]
+        positions = first + np.arange(int((lengths - first).max()))  # [R, L]
+        is_seen = positions < lengths
         return DecodeGroup(
             rows=self._indices(self._source.query_start[sequences]),
-            block_ids=self._indices(tables[sequences[:, None], columns].ravel()),
-            num_keys=num_keys,
+            key_slots=self._indices(self._slots(sequences[:, None], np.minimum(positions, lengths - 1))),
             mask=None if is_seen.all() else self._mask(is_seen)[:, None, None, :],
         )
 
     def chunk(self, sequence: int) -> Chunk:
         start, end = (int(row) for row in self._source.query_start[sequence : sequence + 2])
-        length = int(self._lengths[sequence])
-        first_block = int(self._first_block[sequence])
-        block_ids = self._source.block_tables[sequence, first_block : self._end_block[sequence]]
-        offset = first_block * self._block_size
-        positions = np.arange(length - (end - start), length)[:, None]
-        keys = np.arange(offset, length)
-        is_seen = (keys <= positions) & (keys > positions - self._window)  # [n, L]
-        return Chunk(
-            start=start,
-            end=end,
-            block_ids=self._indices(block_ids),
-            num_keys=length - offset,
-            mask=self._mask(is_seen),
-        )
+        queries = np.arange(self._starts[sequence], self._lengths[sequence])[:, None]
+        keys = np.arange(self._first[sequence], self._lengths[sequence])
+        is_seen = (keys <= queries) & (keys > queries - self._window)  # [n, L]
+        return Chunk(start, end, self._indices(self._slots(sequence, keys)), self._mask(is_seen))
 
-    def _indices(self, array: NDArray[np.int32]) -> Tensor:
+    def _slots(self, sequences: Int64Array | int, positions: Int64Array) -> Int64Array:
+        block_ids: Int64Array = self._tables[sequences, positions // self._block_size]
+        return block_ids * self._block_size + positions % self._block_size
+
+    def _indices(self, array: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self._device)
 
     def _mask(self, is_seen: BoolArray) -> Tensor:
