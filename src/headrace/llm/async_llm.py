@@ -65,7 +65,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[GenerationOutput, None]:
         """Complete one prompt, yielding everything so far whenever there is more; the last is ``finished``.
 
-        Closing the iterator ends the request. Raises ``InvalidRequest`` and ``EngineDead``.
+        Closing the iterator ends the request. Raises ``InvalidRequest``, ``Overloaded`` when ``max_num_seqs`` plus
+        ``max_num_queued_reqs`` sequences are open already, and ``EngineDead``.
         """
         encoded = await asyncio.to_thread(encode_prompt, prompt, self._loaded.tokenizer)
         request = self._builder.build(
