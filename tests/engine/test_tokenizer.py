@@ -246,11 +246,63 @@ def test_a_broken_tokenizer_json_is_a_config_error(content: bytes, tmp_path: Pat
         load_tokenizer(tmp_path)
 
 
+BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"model": {"type": "WordLevel", "vocab": {"x": 0}, "unk_token": "[UNK]"}},
+        {"model": {"type": "Unigram", "unk_id": 5, "vocab": []}},
+        {"model": {"type": "Unigram", "unk_id": None, "vocab": [["x", 0.0]]}},
+        {"model": BPE | {"vocab": {"a": 4_000_000_000}}},
+        {"model": BPE | {"vocab": {"a": 40_000_000}}},
+        {"model": BPE | {"vocab": {}}},
+        {"model": BPE, "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {
+            "model": BPE,
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            },
+        },
+        {
+            "model": BPE,
+            "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False},
+        },
+    ],
+)
+def test_a_lying_tokenizer_json_is_a_config_error(document: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", **document}))
+    with pytest.raises(ConfigError):
+        load_tokenizer(tmp_path)
+
+
+def test_a_text_the_vocabulary_cannot_spell_is_an_invalid_request() -> None:
+    lib = tokenizers.Tokenizer(tokenizers.models.Unigram([("a", 0.0)], unk_id=None))
+    tokenizer = Tokenizer(TokenizerSpec(json=lib.to_str().encode()))
+    with pytest.raises(InvalidRequest, match="cannot encode"):
+        tokenizer.encode("b")
+
+
+def test_encoding_is_the_same_every_time_whatever_the_file_was_trained_with(tmp_path: Path) -> None:
+    lib = train_byte_level(tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), SPECIALS)
+    lib.model.dropout = 0.9
+    tokenizer = load_tokenizer(folder_with(tmp_path, lib))
+    assert len({tuple(tokenizer.encode(CORPUS[0])) for _ in range(20)}) == 1
+
+
 def test_a_folder_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no \.safetensors or \.gguf"):
         load_tokenizer(tmp_path)
     with pytest.raises(ConfigError, match="there is no tokenizer at"):
         load_tokenizer(tmp_path, str(tmp_path / "nowhere"))
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
+        load_tokenizer(tmp_path)
 
 
 def test_a_decoder_without_a_table_falls_back_to_comparing_decodes() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from headrace.checkpoint.reference import resolve_model
+from headrace.checkpoint.model_cache import ModelCache
+from headrace.checkpoint.reference import cache_folder, locate_model, resolve_model
+from headrace.core.errors import ConfigError
 from headrace.core.progress import NullProgress
 from headrace.engine.tokenizer import Tokenizer, load_tokenizer
 from tests.engine.vocabularies import CORPUS, SAMPLES, random_texts
@@ -71,3 +73,22 @@ def test_the_default_model_declares_its_tokens(smollm2: Tokenizer) -> None:
     assert smollm2.special_token_ids == set(range(17))
     assert smollm2.chat_template is not None
     assert smollm2.encode("") == []
+
+
+def test_gemma_3_tokens_are_those_of_transformers() -> None:
+    """Read from a GGUF file with scores; needs the model in the cache, for it is too big to fetch for a test."""
+    try:
+        path = locate_model("gemma3-270m", ModelCache(cache_folder()))
+    except ConfigError as error:
+        pytest.skip(error.message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AutoTokenizer
+
+        reference = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    gemma = load_tokenizer(path)
+    assert gemma.eos_token_ids == {1, 106}
+    for text in TEXTS[:1500]:
+        ids = gemma.encode(text)
+        assert ids == list(reference.encode(text)), text
+        assert gemma.decode(ids) == text

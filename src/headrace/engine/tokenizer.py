@@ -8,20 +8,24 @@ releases the GIL, so a long prompt in a worker thread stops nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import tokenizers
 
 from headrace.checkpoint.open import open_checkpoint
-from headrace.core.errors import ConfigError, InvalidRequest
+from headrace.core.errors import ConfigError, HeadraceError, InvalidRequest
 from headrace.engine.detokenizer import ByteDetokenizer, Detokenizer, PrefixDiffDetokenizer
 from headrace.engine.gguf_tokenizer import read_gguf_tokenizer
 from headrace.engine.hf_tokenizer import TOKENIZER_FILE, read_hf_tokenizer, read_tokenizer_json
 from headrace.engine.literal_guard import LiteralGuard
 from headrace.engine.token_table import TableDecoder, read_decoder
 from headrace.engine.tokenizer_spec import DEFAULT_TEMPLATE, END_TOKENS, TokenizerSpec, TokenRef
+
+MAX_VOCAB_SIZE = 1 << 22
+_MAX_SHOWN_CHARS = 300
 
 
 class _DecoderOnly(msgspec.Struct):
@@ -110,7 +114,7 @@ class Tokenizer:
             return self._lib_decode(list(token_ids), skip_special_tokens)
         table = self.token_bytes if skip_special_tokens else self._shown_bytes
         size = len(table)
-        return b"".join(table[token_id] for token_id in token_ids if token_id < size).decode("utf-8", "replace")
+        return b"".join(table[token_id] for token_id in token_ids if 0 <= token_id < size).decode("utf-8", "replace")
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """Return the detokenizer of one new sequence."""
@@ -157,7 +161,9 @@ class Tokenizer:
 
     def _affixes(self, spec: TokenizerSpec) -> tuple[list[int], list[int]]:
         """The ids put before and after a text: the post-processor's, corrected by the spec's flags."""
-        bare, full = _encode(self._lib, "a"), self._lib.encode("a").ids
+        with _library_errors(lambda reason: ConfigError(f"the tokenizer does not work: {reason}", "tokenizer")):
+            full: list[int] = self._lib.encode("a").ids
+            bare: list[int] = self._lib.encode("a", add_special_tokens=False).ids
         starts = [start for start in range(len(full)) if full[start : start + len(bare)] == bare]
         if not starts or not bare:
             raise ConfigError("the post_processor of tokenizer.json does more than add tokens", "post_processor")
@@ -197,14 +203,29 @@ def _read_spec(path: Path) -> TokenizerSpec:
     return read_gguf_tokenizer(checkpoint.metadata)
 
 
-def _parse(json: bytes) -> tokenizers.Tokenizer:
+@contextmanager
+def _library_errors(make_error: Callable[[str], HeadraceError]) -> Iterator[None]:
+    """Turn what the library raises into one of ours.
+
+    It raises bare ``Exception`` for bad input, and where it was not prepared for a file its panics surface as
+    a ``BaseException`` that cannot be imported.
+    """
     try:
+        yield
+    except (HeadraceError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise make_error(str(error)[:_MAX_SHOWN_CHARS]) from error
+
+
+def _parse(json: bytes) -> tokenizers.Tokenizer:
+    with _library_errors(lambda reason: ConfigError(f"the tokenizer is not valid: {reason}", "tokenizer")):
         lib = tokenizers.Tokenizer.from_str(json.decode())
-    except Exception as error:  # the library raises bare Exception for every kind of bad input
-        raise ConfigError(f"the tokenizer is not valid: {error}", "tokenizer") from error
-    # a file may carry the truncation its training used; a server must never cut a prompt silently
+    # a file may carry what its training used; a server cuts no prompt silently and draws no dice
     lib.no_truncation()
     lib.no_padding()
+    if isinstance(lib.model, tokenizers.models.BPE):
+        lib.model.dropout = None
     return lib
 
 
@@ -245,15 +266,19 @@ def _encode(lib: tokenizers.Tokenizer, text: str) -> list[int]:
         raise InvalidRequest(
             f"the text has a lone surrogate U+{ord(text[error.start]):04X} at offset {error.start}; send valid Unicode"
         ) from None
-    # the batch call releases the GIL and skips the offsets, which nothing here needs
-    ids: list[int] = lib.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    with _library_errors(lambda reason: InvalidRequest(f"the tokenizer cannot encode this text: {reason}")):
+        # the batch call releases the GIL and skips the offsets, which nothing here needs
+        ids: list[int] = lib.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return ids
 
 
 def _pieces(lib: tokenizers.Tokenizer, min_size: int) -> list[str | None]:
     """The vocabulary's spellings by id; ``None`` for ids that have none."""
     vocab: Mapping[str, int] = lib.get_vocab(with_added_tokens=True)
-    pieces: list[str | None] = [None] * max(min_size, 1 + max(vocab.values(), default=-1))
+    size = max(min_size, 1 + max(vocab.values(), default=-1))
+    if size > MAX_VOCAB_SIZE:
+        raise ConfigError(f"the tokenizer has token id {size - 1}; the limit is {MAX_VOCAB_SIZE - 1}", "tokenizer")
+    pieces: list[str | None] = [None] * size
     for piece, token_id in vocab.items():
         pieces[token_id] = piece
     return pieces
