@@ -85,8 +85,7 @@ class TorchExecutor:
 
     Logits exist only for rows that sample and, ``MAX_ROWS_AT_ONCE`` at a time, for prompt rows whose
     log-probabilities were asked for. A sequence for which the model computes something that is not finite
-    fails at once, even in the middle of its prompt, and what it wrote to the KV memory is cleared: attention
-    reads stale slots under a mask, and no mask holds back NaN.
+    fails at once, even in the middle of its prompt, before such keys and values can enter the prefix cache.
     """
 
     def __init__(self, model: LanguageModel, kv: PagedKVMemory, vocab_size: int, device: torch.device) -> None:
@@ -106,28 +105,13 @@ class TorchExecutor:
         batch = TorchBatch.from_forward_batch(ForwardBatch.from_plan(plan, self._kv.block_size), self._device)
         with torch.inference_mode():
             hidden = self._model.forward(batch, self._kv)
-            failed = self._fail_unusable(plan, batch, hidden)
+            failed = _unusable(plan, batch.source, hidden)
             sampled = self._sample(plan, batch, hidden, token_mask)
             prompt_logprobs = self._prompt_logprobs(plan, batch, hidden, failed)
         return _result(plan, sampled, prompt_logprobs, failed, time.perf_counter() - started)
 
     def close(self) -> None:
         """Nothing to do: tensors are freed with the executor."""
-
-    def _fail_unusable(self, plan: StepPlan, batch: TorchBatch, hidden: Tensor) -> dict[int, str]:
-        """Messages, by sequence id, for sequences with a row that is not finite; clears the slots they wrote."""
-        is_finite = hidden.isfinite().all(dim=1)  # [T]
-        if bool(is_finite.all()):
-            return {}
-        starts = batch.source.query_start
-        is_usable = np.logical_and.reduceat(is_finite.cpu().numpy(), starts[:-1])  # [B]
-        for sequence in np.flatnonzero(~is_usable):
-            self._clear(batch.slot_mapping[starts[sequence] : starts[sequence + 1]])
-        return {plan.scheduled[sequence].seq_id: _NOT_FINITE for sequence in np.flatnonzero(~is_usable)}
-
-    def _clear(self, slots: Tensor) -> None:
-        for memory in (*self._kv.keys, *self._kv.values):
-            memory.flatten(0, 1).index_fill_(0, slots, 0.0)
 
     def _sample(self, plan: StepPlan, batch: TorchBatch, hidden: Tensor, token_mask: TokenMask | None) -> SampledTokens:
         specs = [item.sample for item in plan.scheduled if item.sample is not None]
@@ -149,6 +133,15 @@ class TorchExecutor:
             for row, entry in zip(some, entries, strict=True):
                 reported.setdefault(row.seq_id, []).append(entry)
         return reported
+
+
+def _unusable(plan: StepPlan, batch: ForwardBatch, hidden: Tensor) -> dict[int, str]:
+    """Messages, by sequence id, for sequences with a hidden row that is not finite."""
+    is_finite = hidden.isfinite().all(dim=1)  # [T]
+    if bool(is_finite.all()):
+        return {}
+    is_usable = np.logical_and.reduceat(is_finite.cpu().numpy(), batch.query_start[:-1])  # [B]
+    return {plan.scheduled[index].seq_id: _NOT_FINITE for index in np.flatnonzero(~is_usable)}
 
 
 def _prompt_rows(plan: StepPlan, batch: ForwardBatch) -> Iterator[_PromptRow]:
