@@ -278,3 +278,13 @@ def test_stats_count_what_happened():
     assert (stats.num_running, stats.num_waiting) == (0, 0)
     assert stats.num_preemptions > 0
     assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+
+
+def test_a_step_that_computes_nothing_counts_no_tokens():
+    house = House()
+    house.engine.submit(make_request([1, 2, 3], max_tokens=5, ignore_eos=True))
+    house.engine.step()
+    assert house.engine.stats().num_step_tokens == 3
+    house.engine.abort("r")
+    house.engine.step()
+    assert house.engine.stats().num_step_tokens == 0

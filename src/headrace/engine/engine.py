@@ -117,6 +117,7 @@ class Engine:
         """Run one step and report what changed, in plan order; aborted requests come first."""
         outputs, self._ended = self._ended, []
         plan = self._scheduler.schedule(self._clock.now())
+        self._last_step = (0, 0, 0.0)
         if plan.scheduled:
             outputs.extend(self._output(update) for update in self._execute(plan))
         if not self._scheduler.has_work:
