@@ -345,7 +345,7 @@ BOMBS = [
 @pytest.mark.parametrize("source", BOMBS)
 def test_a_template_that_asks_for_too_much_is_stopped(source: str) -> None:
     with pytest.raises((InvalidRequest, ConfigError), match="chat template"):
-        chat_template(source, RenderLimits(cpu_s=0.25)).render(USER, NO_PROMPT)
+        chat_template(source, RenderLimits(cpu_s=0.1)).render(USER, NO_PROMPT)
 
 
 def test_namespaces_that_hold_each_other_are_written_as_a_word() -> None:
@@ -365,8 +365,8 @@ def test_output_past_the_limit_is_refused() -> None:
 
 
 def test_a_long_conversation_fits_the_default_limits() -> None:
-    messages = [{"role": "user" if index % 2 == 0 else "assistant", "content": "x" * 200} for index in range(4000)]
-    assert len(render(CHATML, messages)) > 800_000
+    messages = [{"role": "user" if index % 2 == 0 else "assistant", "content": "x" * 200} for index in range(2000)]
+    assert len(render(CHATML, messages)) > 400_000
 
 
 def test_a_megabyte_of_content_fits_the_default_limits() -> None:

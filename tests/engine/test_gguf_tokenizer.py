@@ -238,6 +238,19 @@ def test_end_tokens_are_control_tokens_whatever_the_file_says(gpt2_words: dict[s
     assert tokenizer.special_token_ids == {0, 2}
 
 
+def test_a_padding_token_that_is_a_word_stays_a_word(gpt2_words: dict[str, object]) -> None:
+    tokens = gpt2_words["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, list)
+    tokenizer = tokenizer_of(gpt2_words | {"tokenizer.ggml.padding_token_id": tokens.index("!")})
+    assert tokenizer.decode(tokenizer.encode_text("Hi!")) == "Hi!"
+
+
+def test_a_sentencepiece_file_without_types_still_has_control_tokens() -> None:
+    metadata = sentencepiece_metadata(train_sentencepiece())
+    del metadata["tokenizer.ggml.token_type"]
+    assert tokenizer_of(metadata).special_token_ids == {0, 1, 2}
+
+
 @pytest.mark.parametrize(
     ("add_bos", "add_eos", "expected"), [(True, True, [1, 2]), (True, False, [1]), (False, True, [2])]
 )

@@ -166,15 +166,21 @@ def _read_vocabulary(values: GgufMetadata, defaults: Mapping[str, int]) -> _Voca
         if token_id is not None:
             named_ids[name] = token_id
     types = _read_types(values, len(texts))
-    ends = (values.token_id(_PREFIX + key, len(texts)) for key in _END_KEYS)
-    # older files mark some of these as ordinary tokens; as such they could be typed, and would be shown
-    for token_id in (*named_ids.values(), *ends):
-        if token_id is not None and types[token_id] is not TokenType.UNKNOWN:
-            types[token_id] = TokenType.CONTROL
-    for token_id, text in enumerate(texts):
-        if text in END_TOKENS:
+    control_ids = [named_ids[name] for name in defaults if name in named_ids]
+    control_ids += (index for _, index in _end_tokens(values, len(texts)))
+    control_ids += (index for index, text in enumerate(texts) if text in END_TOKENS)
+    # older files mark some of these as ordinary tokens; as such they could be typed, and would be shown.
+    # Not so for padding: files exist whose padding token is a word
+    for token_id in control_ids:
+        if types[token_id] is not TokenType.UNKNOWN:
             types[token_id] = TokenType.CONTROL
     return _Vocabulary(texts, types, named_ids)
+
+
+def _end_tokens(values: GgufMetadata, num_tokens: int) -> list[tuple[str, int]]:
+    """The keys that name an end token, with its id."""
+    found = [(_PREFIX + key, values.token_id(_PREFIX + key, num_tokens)) for key in _END_KEYS]
+    return [(key, token_id) for key, token_id in found if token_id is not None]
 
 
 def _read_types(values: GgufMetadata, num_tokens: int) -> list[TokenType]:
@@ -202,14 +208,14 @@ def _spec(
     values: GgufMetadata, vocabulary: _Vocabulary, document: Mapping[str, object], adds_bos: bool
 ) -> TokenizerSpec:
     num_tokens = len(vocabulary.texts)
-    ends = [(_PREFIX + key, values.token_id(_PREFIX + key, num_tokens)) for key in _END_KEYS]
-    if "eos_token" in vocabulary.named_ids:
-        ends.append((_PREFIX + "eos_token_id", vocabulary.named_ids["eos_token"]))
+    ends = _end_tokens(values, num_tokens)
+    if not ends and "eos_token" in vocabulary.named_ids:
+        ends = [(_PREFIX + "eos_token_id", vocabulary.named_ids["eos_token"])]
     add_bos, add_eos = values.flag(_PREFIX + "add_bos_token"), values.flag(_PREFIX + "add_eos_token")
     return TokenizerSpec(
         json=msgspec.json.encode({"version": "1.0", **document}),
         bos=vocabulary.named_ids.get("bos_token"),
-        eos=tuple((field, token_id) for field, token_id in ends if token_id is not None),
+        eos=tuple(ends),
         add_bos=adds_bos if add_bos is None else add_bos,
         add_eos=bool(add_eos),
         special_names={name: vocabulary.texts[index] for name, index in vocabulary.named_ids.items()},

@@ -66,7 +66,7 @@ class RenderBudget:
 
     def emit(self, text: str) -> None:
         """Account for a piece of output."""
-        self.check_time()
+        self.tick()
         self._num_output_chars += len(text)
         if self._num_output_chars > self._limits.text_chars:
             raise _refusal(f"would be longer than {self._limits.text_chars} characters")
