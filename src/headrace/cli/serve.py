@@ -16,6 +16,7 @@ def main(argv: Sequence[str]) -> int:
     config = read_config(ServeConfig, arguments, os.environ)
     if arguments.print_config:
         return print_config(config)
+    from headrace.cli.progress import terminal_progress
     from headrace.server.run import serve
 
-    return serve(config)
+    return serve(config, terminal_progress())
