@@ -32,7 +32,7 @@ class StepContext:
 
 
 class Transformer:
-    """A model ready to run; ``weights`` are those of ``headrace.model.weights``, all on one device."""
+    """A model ready to run; ``weights`` are named as in ``headrace.model.weight_layout``, all on one device."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
         self._config = config
