@@ -27,13 +27,12 @@ TOKEN_BYTES = [b"", *(bytes([ord("A") + i]) for i in range(VOCAB_SIZE - 1))]
 class ByteTexts:
     """Token ``i`` is the character ``chr(64 + i)``; the end-of-sequence token has no text."""
 
-    def text_stream(self, sampling: SamplingParams) -> TextStream:
-        return TextStream(
-            ByteDetokenizer(TOKEN_BYTES),
-            StopStrings(sampling.stop),
-            sampling.include_stop_str_in_output,
-            sampling.min_tokens,
-        )
+    def text_streams(self, sampling: SamplingParams) -> list[TextStream]:
+        stops = StopStrings(sampling.stop)
+        return [
+            TextStream(ByteDetokenizer(TOKEN_BYTES), stops, sampling.include_stop_str_in_output, sampling.min_tokens)
+            for _ in range(sampling.n)
+        ]
 
 
 def text_of(token_ids: list[int]) -> str:

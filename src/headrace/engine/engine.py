@@ -42,9 +42,11 @@ CHECK_INTERVAL_S = 10.0
 
 
 class TextSource(Protocol):
-    """Makes the text side of a sequence; a tokenizer behind it, or a fake."""
+    """Makes the text side of a request; a tokenizer behind it, or a fake."""
 
-    def text_stream(self, sampling: SamplingParams) -> TextStream: ...
+    def text_streams(self, sampling: SamplingParams) -> list[TextStream]:
+        """Return one stream for each of the ``n`` sequences."""
+        ...
 
 
 @dataclass(slots=True)
@@ -102,8 +104,8 @@ class Engine:
         self._check_fits(sequences[0])
         self._next_seq_id += len(sequences)
         self._seq_ids[request.request_id] = [seq.seq_id for seq in sequences]
-        for seq in sequences:
-            self._live[seq.seq_id] = _Live(seq, self._texts.text_stream(request.sampling))
+        for seq, text in zip(sequences, self._texts.text_streams(request.sampling), strict=True):
+            self._live[seq.seq_id] = _Live(seq, text)
             self._scheduler.add(seq)
 
     def abort(self, request_id: str) -> None:

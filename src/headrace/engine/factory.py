@@ -43,13 +43,17 @@ class TokenizerTexts:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def text_stream(self, sampling: SamplingParams) -> TextStream:
-        return TextStream(
-            self._tokenizer.detokenizer(sampling.skip_special_tokens),
-            StopStrings(sampling.stop),
-            sampling.include_stop_str_in_output,
-            sampling.min_tokens,
-        )
+    def text_streams(self, sampling: SamplingParams) -> list[TextStream]:
+        stops = StopStrings(sampling.stop)  # compiled once for all sequences of the request
+        return [
+            TextStream(
+                self._tokenizer.detokenizer(sampling.skip_special_tokens),
+                stops,
+                sampling.include_stop_str_in_output,
+                sampling.min_tokens,
+            )
+            for _ in range(sampling.n)
+        ]
 
 
 def build_engine(config: EngineConfig, progress: Progress) -> Engine:
