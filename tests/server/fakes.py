@@ -22,6 +22,7 @@ from headrace.core.request import (
     TokenLogprobs,
     Usage,
 )
+from headrace.engine.chat_messages import MessageStyle, template_messages
 from headrace.engine.detokenizer import ByteDetokenizer
 from headrace.engine.stop_matcher import StopStrings
 from headrace.engine.text_stream import TextStream
@@ -89,7 +90,7 @@ class BracketChat:
         template_kwargs: Mapping[str, object],
     ) -> list[int]:
         ids: list[int] = []
-        for message in messages:
+        for message in template_messages(messages, MessageStyle()):
             if message["content"] == "!raise":
                 raise InvalidRequest("the template refuses this conversation: roles must alternate", "messages")
             ids += [START, *self._tokenizer.encode_text(f"{message['role']}:{message['content']}"), END]

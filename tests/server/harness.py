@@ -7,20 +7,20 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 import msgspec
 
-from headrace.core.client import EngineClient
 from headrace.core.config import ServeConfig
 from headrace.engine.metrics import Metrics
 from headrace.server.app import app_of, create_context
 from headrace.server.context import ServerContext
 from headrace.server.http_protocol import ConnectionLimits, limits_of
 from headrace.server.http_server import HttpServer
+from headrace.server.prompts import ChatEncoder
 from tests.server.fakes import BracketChat, ByteTokenizer, ScriptedClient
 from tests.server.sse import ParsedStream, check_stream
 
@@ -41,7 +41,7 @@ def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) ->
 class RunningServer:
     """A server that takes requests. ``engine`` is the client it serves; ``http`` talks to it."""
 
-    engine: ScriptedClient
+    engine: Any
     context: ServerContext
     server: HttpServer
     port: int
@@ -117,38 +117,59 @@ def post_bytes(path: str, body: bytes, extra: str = "") -> bytes:
     return f"{head}content-length: {len(body)}\r\n{extra}\r\n".encode() + body
 
 
+@dataclass
+class Backend:
+    """What a server stands on. ``start`` and ``close`` run on the server's event loop."""
+
+    client: Any
+    tokenizer: Any
+    chat: ChatEncoder | None
+    metrics: Metrics
+    start: Callable[[], Awaitable[None]]
+    close: Callable[[], Awaitable[None]]
+
+
+async def do_nothing() -> None:
+    pass
+
+
+def scripted_backend(client: ScriptedClient, config: ServeConfig) -> Backend:
+    tokenizer = ByteTokenizer()
+    metrics = Metrics(MODEL, config.metrics_compat)
+    return Backend(client, tokenizer, BracketChat(tokenizer), metrics, do_nothing, do_nothing)
+
+
 @contextlib.contextmanager
 def running_server(
-    engine: EngineClient | None = None,
+    backend: Backend | None = None,
     *,
     limits: ConnectionLimits | None = None,
     keep_alive_comment_s: float = 15.0,
     **settings: Any,
 ) -> Iterator[RunningServer]:
-    """Serve ``engine`` (a fresh ``ScriptedClient`` by default) until the block ends."""
+    """Serve ``backend`` (a fresh ``ScriptedClient`` by default) until the block ends."""
     config = ServeConfig(**{"served_model_name": (MODEL,), **settings})
-    client: Any = ScriptedClient() if engine is None else engine
-    tokenizer = ByteTokenizer()
-    metrics = Metrics(MODEL, config.metrics_compat)
-    context = create_context(client, tokenizer, BracketChat(tokenizer), config, metrics)
+    back = backend or scripted_backend(ScriptedClient(), config)
+    context = create_context(back.client, back.tokenizer, back.chat, config, back.metrics)
     context = replace(context, keep_alive_comment_s=keep_alive_comment_s)
-
-    async def close_engine() -> None:
-        pass
-
-    server = HttpServer(app_of(context), config, limits or limits_of(config), context.drain, close_engine)
+    server = HttpServer(app_of(context), config, limits or limits_of(config), context.drain, back.close)
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
+
+    async def serve() -> None:
+        await back.start()
+        await server.serve(sockets=[sock])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
-        eventually(lambda: server.started)
+        eventually(lambda: server.started or not thread.is_alive())
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http:
-            yield RunningServer(client, context, server, port, http)
+            yield RunningServer(back.client, context, server, port, http)
     finally:
+        if isinstance(back.client, ScriptedClient):
+            back.client.release()
         server.should_exit = True
-        if isinstance(client, ScriptedClient):
-            client.release()
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
 

@@ -37,6 +37,7 @@ from headrace.server.openapi import openapi_document
 from headrace.server.prompts import ChatEncoder, PromptReader
 from headrace.server.routes import ROUTES, RouteSpec
 from headrace.server.tokenizer_port import ServedTokenizer
+from headrace.server.traffic import Traffic
 
 MAX_WORKERS = 4
 LAG_PERIOD_S = 0.5
@@ -77,6 +78,7 @@ def create_context(
         metrics=metrics,
         clock=WallClock(),
         drain=DrainSwitch(),
+        traffic=Traffic(),
         workers=ThreadPoolExecutor(min(MAX_WORKERS, os.cpu_count() or 1), thread_name_prefix="prompt"),
         created=int(time.time()),
         keep_alive_comment_s=KEEP_ALIVE_S,

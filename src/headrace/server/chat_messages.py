@@ -1,8 +1,7 @@
 """From the dialect's messages to the plain dictionaries a chat template reads: pure.
 
-Owns what a message may hold here (text), and the template's view of it: a developer speaks as the system,
-parts are joined by newlines as vLLM does, and a tool call's arguments are an object, not its JSON text. It
-does not know templates or tokens.
+Owns what a message may hold here (text) and names what it may not. It does not know templates: how a
+developer, parts or a tool call's arguments look to one is the template's side's affair.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from headrace.server.protocol_chat import (
     FunctionMessage,
     Message,
     SystemMessage,
-    ToolCall,
     ToolMessage,
     UserMessage,
 )
@@ -30,6 +28,14 @@ MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 
 TemplateMessage = dict[str, object]
+
+_ROLES = {
+    SystemMessage: "system",
+    DeveloperMessage: "developer",
+    UserMessage: "user",
+    ToolMessage: "tool",
+    FunctionMessage: "tool",
+}
 
 
 def template_messages(messages: Sequence[Message]) -> list[TemplateMessage]:
@@ -56,47 +62,27 @@ def check_features(body: ChatRequest) -> None:
 
 
 def _template_message(message: Message, where: str) -> TemplateMessage:
-    match message:
-        case SystemMessage() | DeveloperMessage():
-            return _named("system", _text(message.content, where), message.name)
-        case UserMessage():
-            return _named("user", _text(message.content, where), message.name)
-        case AssistantMessage():
-            return _assistant(message, where)
-        case ToolMessage():
-            return _named("tool", _text(message.content, where), message.name) | _present(
-                "tool_call_id", message.tool_call_id
-            )
-        case FunctionMessage():
-            return _named("tool", "" if message.content is None else _text(message.content, where), message.name)
+    if isinstance(message, AssistantMessage):
+        return _assistant(message, where)
+    content = "" if message.content is None else _text(message.content, where)
+    shown: TemplateMessage = {"role": _ROLES[type(message)], "content": content} | _present("name", message.name)
+    return shown | _present("tool_call_id", message.tool_call_id) if isinstance(message, ToolMessage) else shown
 
 
 def _assistant(message: AssistantMessage, where: str) -> TemplateMessage:
-    if message.content is None and not message.tool_calls and message.refusal is None:
+    content = message.refusal if message.content is None else _text(message.content, where)
+    if content is None and not message.tool_calls:
         raise InvalidRequest(
             f"{where}.content is null; an assistant message needs content or tool_calls", f"{where}.content"
         )
-    content = message.refusal if message.content is None else message.content
-    result = _named("assistant", "" if content is None else _text(content, where), message.name)
+    shown: TemplateMessage = {"role": "assistant", "content": content or ""} | _present("name", message.name)
     if message.tool_calls:
-        result["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
-        ]
-    return result | _present("reasoning_content", message.reasoning_content)
-
-
-def _tool_call(call: ToolCall, where: str) -> dict[str, object]:
-    try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, object])
-    except (msgspec.DecodeError, RecursionError):
-        param = f"{where}.function.arguments"
-        raise InvalidRequest(f"{param} is not a JSON object; send the arguments as JSON text", param) from None
-    return {"type": "function", "function": {"name": call.function.name, "arguments": arguments}} | _present(
-        "id", call.id
-    )
+        shown["tool_calls"] = [msgspec.to_builtins(call) for call in message.tool_calls]
+    return shown | _present("reasoning_content", message.reasoning_content)
 
 
 def _text(content: Content, where: str) -> str:
+    """Content as one text; parts are put on lines of their own, as vLLM does."""
     if isinstance(content, str):
         return content
     return "\n".join(_part_text(part, f"{where}.content[{index}]") for index, part in enumerate(content))
@@ -109,10 +95,6 @@ def _part_text(part: ContentPart, where: str) -> str:
     if part.text is None:
         raise InvalidRequest(f"{where}.text is missing; a text part needs it", f"{where}.text")
     return part.text
-
-
-def _named(role: str, content: str, name: str | None) -> TemplateMessage:
-    return {"role": role, "content": content} | _present("name", name)
 
 
 def _present(key: str, value: str | None) -> TemplateMessage:

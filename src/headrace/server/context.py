@@ -22,6 +22,7 @@ from headrace.server.access_log import HttpCounters
 from headrace.server.errors import RESTART_RETRY_S, unavailable, unknown_model
 from headrace.server.logprobs import TokenView
 from headrace.server.prompts import PromptReader
+from headrace.server.traffic import Traffic
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,6 +73,7 @@ class ServerContext:
     metrics: ServerMetrics
     clock: Clock
     drain: DrainSwitch
+    traffic: Traffic
     workers: ThreadPoolExecutor
     created: int
     keep_alive_comment_s: float

@@ -19,6 +19,7 @@ from headrace.core.errors import RequestAborted
 from headrace.core.request import Request, RequestOutput
 from headrace.engine.streams import merge_outputs
 from headrace.server.errors import failure_of_output
+from headrace.server.traffic import Traffic
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 """ASGI's receive, after the body has been read: its next message says that the client is gone."""
@@ -38,9 +39,10 @@ class Delta:
 class Generation:
     """An async context: entering starts the requests, leaving ends whatever still runs."""
 
-    def __init__(self, client: EngineClient, requests: Sequence[Request], receive: Receive) -> None:
+    def __init__(self, client: EngineClient, requests: Sequence[Request], receive: Receive, traffic: Traffic) -> None:
         self._client = client
         self._requests = requests
+        self._traffic = traffic
         self._receive = receive
         self._unread: dict[tuple[int, int], list[RequestOutput]] = {}
         self._num_unread = 0
@@ -93,6 +95,7 @@ class Generation:
         return [Delta(prompt_index, merge_outputs(outputs)) for (prompt_index, _), outputs in unread.items()]
 
     async def _run(self, prompt_index: int, request: Request) -> None:
+        self._traffic.begin(len(request.prompt_token_ids))
         try:
             async with aclosing(self._client.generate(request)) as outputs:
                 async for output in outputs:
@@ -102,12 +105,14 @@ class Generation:
         except Exception as error:
             self._fail(error)
         finally:
+            self._traffic.end()
             self._num_open -= 1
             self._changed.set()
 
     async def _put(self, prompt_index: int, output: RequestOutput) -> None:
         self._unread.setdefault((prompt_index, output.index), []).append(output)
         self._num_unread += 1
+        self._traffic.num_output_tokens += len(output.token_ids)
         self._changed.set()
         while self._num_unread >= MAX_UNREAD_DELTAS:
             self._has_room.clear()

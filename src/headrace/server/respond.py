@@ -75,7 +75,7 @@ class WholeResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
         record.reply = self._reply
-        async with Generation(self._context.client, self._requests, receive) as generation:
+        async with Generation(self._context.client, self._requests, receive, self._context.traffic) as generation:
             deltas = await self._collect(generation, record)
         body = msgspec.json.encode(self._reply.whole(deltas))
         headers = [
@@ -111,5 +111,5 @@ class StreamResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
         record.reply = self._reply
-        generation = Generation(self._context.client, self._requests, receive)
+        generation = Generation(self._context.client, self._requests, receive, self._context.traffic)
         await self._stream.send(generation, send, record)

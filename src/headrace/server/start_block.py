@@ -1,0 +1,60 @@
+"""What ``headrace serve`` prints when it is ready: everything a user needs next, aligned. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from importlib.metadata import version
+
+from headrace.core.client import EngineInfo
+from headrace.core.config import ServeConfig
+from headrace.core.units import format_bytes
+
+
+def start_block(info: EngineInfo, config: ServeConfig, model_name: str, url: str, has_chat: bool) -> str:
+    """The block, without a final newline. ``url`` has no path."""
+    rows = {
+        "model": model_name,
+        "architecture": info.architecture,
+        "dtype": f"{info.dtype} on {info.backend}",
+        "parameters": _count(info.num_parameters),
+        "KV cache": (
+            f"{info.num_blocks} blocks of {info.block_size} = {info.num_kv_tokens} tokens, "
+            f"{format_bytes(info.kv_cache_bytes)}"
+        ),
+        "concurrency": (
+            f"{info.num_kv_tokens / info.max_model_len:.1f} requests at the full length of {info.max_model_len} tokens"
+        ),
+        "limits": (
+            f"{info.max_num_seqs} sequences, {info.max_num_batched_tokens} tokens per step, "
+            f"{info.max_num_queued_reqs} queued"
+        ),
+        "stages": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in info.stage_times_s.items()) or "-",
+        "keys": f"{len(config.api_key)} API keys" if config.api_key else "none needed",
+        "URL": f"{url}/v1",
+    }
+    width = max(map(len, rows))
+    lines = [f"headrace {version('headrace')}", *(f"  {name:<{width}}  {value}" for name, value in rows.items())]
+    return "\n".join([*lines, "", _curl(config, model_name, url, has_chat)])
+
+
+def _curl(config: ServeConfig, model_name: str, url: str, has_chat: bool) -> str:
+    """A command to paste; for a model without a chat template it completes a text."""
+    path = "/v1/chat/completions" if has_chat else "/v1/completions"
+    asked: dict[str, object] = {"model": model_name}
+    if has_chat:
+        asked["messages"] = [{"role": "user", "content": "Hello!"}]
+    else:
+        asked["prompt"] = "Once upon a time"
+    words = ["curl", url + path, "-H", "content-type: application/json"]
+    if config.api_key:
+        words += ["-H", "authorization: Bearer $HEADRACE_API_KEY"]
+    quoted = [shlex.quote(word) if "$" not in word else f'"{word}"' for word in words]
+    return " ".join([*quoted, "-d", shlex.quote(json.dumps(asked, ensure_ascii=False))])
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return str(number)
