@@ -98,19 +98,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
     """A served tiny model as a process of its own: the process, its URL and what it printed."""
-    command = [
-        sys.executable,
-        "-m",
-        "headrace.cli.main",
-        "serve",
-        str(folder),
-        "--port",
-        "0",
-        "--kv-cache-bytes",
-        "1MiB",
-    ]
+    flags = ["--port", "0", "--kv-cache-bytes", "1MiB", "--threads", "1"]
     child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "HEADRACE_THREADS": "1"}
+        [sys.executable, "-m", "headrace.cli.main", "serve", str(folder), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert child.stdout is not None
     assert child.stderr is not None
