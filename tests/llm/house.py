@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from headrace.cache.kv_cache import KVCacheManager
 from headrace.core.client import EngineInfo
 from headrace.core.clock import WallClock
-from headrace.core.sampling import SamplingParams
 from headrace.engine.detokenizer import ByteDetokenizer
 from headrace.engine.engine import Engine
-from headrace.engine.stop_matcher import StopStrings
-from headrace.engine.text_stream import TextStream
+from headrace.engine.factory import TokenizerTexts
 from headrace.llm.loading import LoadedModel
 from headrace.scheduler.policy import FcfsPolicy
 from headrace.scheduler.scheduler import Scheduler
@@ -48,15 +46,8 @@ class CharTokenizer:
     def token_text(self, token_id: int) -> str:
         return TOKEN_BYTES[token_id].decode()
 
-
-class CharTexts:
-    def text_stream(self, sampling: SamplingParams) -> TextStream:
-        return TextStream(
-            ByteDetokenizer(TOKEN_BYTES),
-            StopStrings(sampling.stop),
-            sampling.include_stop_str_in_output,
-            sampling.min_tokens,
-        )
+    def detokenizer(self, skip_special_tokens: bool = True) -> ByteDetokenizer:
+        return ByteDetokenizer(TOKEN_BYTES)
 
 
 class RoleChat:
@@ -82,7 +73,8 @@ class House:
         self.kv = KVCacheManager(num_blocks, INFO.block_size, enable_prefix_caching=True)
         self.executor = ContentExecutor(num_blocks, INFO.block_size, VOCAB_SIZE)
         scheduler = Scheduler(self.kv, FcfsPolicy(INFO.max_num_batched_tokens), INFO.max_num_seqs, MAX_MODEL_LEN)
-        self.engine = Engine(scheduler, self.kv, self.executor, CharTexts(), WallClock(), INFO)
+        texts = TokenizerTexts(CharTokenizer())  # type: ignore[arg-type]
+        self.engine = Engine(scheduler, self.kv, self.executor, texts, WallClock(), INFO)
         self.loaded = LoadedModel(self.engine, CharTokenizer(), RoleChat())
 
 
