@@ -99,8 +99,9 @@ class ByteTexts:
     def __init__(self) -> None:
         self._token_bytes = [bytes([value]) for value in range(256)]
 
-    def text_stream(self, sampling: SamplingParams) -> TextStream:
-        return TextStream(ByteDetokenizer(self._token_bytes), StopStrings(sampling.stop))
+    def text_streams(self, sampling: SamplingParams) -> list[TextStream]:
+        stops = StopStrings(sampling.stop)
+        return [TextStream(ByteDetokenizer(self._token_bytes), stops) for _ in range(sampling.n)]
 
 
 def build_fake_engine(config: EngineConfig, num_tokens: int) -> Engine:
