@@ -47,6 +47,11 @@ def test_tokenize_and_detokenize_are_inverse(server: RunningServer) -> None:
     assert server.post("/detokenize", {"tokens": body["tokens"]}).json() == {"prompt": "héllo<|end|>"}
 
 
+def test_tokenizer_routes_name_what_they_ignore(server: RunningServer) -> None:
+    assert server.post("/tokenize", {"prompt": "x", "foo": 1}).headers["x-ignored-fields"] == "foo"
+    assert server.post("/detokenize", {"tokens": [], "bar": 1}).headers["x-ignored-fields"] == "bar"
+
+
 def test_tokenize_shows_tokens_when_asked(server: RunningServer) -> None:
     body = server.post("/tokenize", {"prompt": "é", "add_special_tokens": False, "return_token_strs": True}).json()
     assert body["token_strs"] == ["\\xc3", "\\xa9"]

@@ -22,11 +22,13 @@ async def create_chat_completion(context: ServerContext, http: HttpRequest) -> A
     """Answer a conversation, ``n`` times."""
     context.check_serving()
     data = await read_body(http.receive, context.config.max_body_bytes)
-    body = CHAT_BODY.decode(data, context.config.max_json_depth)
-    check_stream_options(body.value)
-    check_features(body.value)
-    identity = identify("chatcmpl", context.served_name(body.value.model), body.value.request_id, record_of(http.scope))
-    request = await context.prepare(_prepare, context, body.value, identity)
+    with context.counted_rejections():
+        body = CHAT_BODY.decode(data, context.config.max_json_depth)
+        check_stream_options(body.value)
+        check_features(body.value)
+        model = context.served_name(body.value.model)
+        identity = identify("chatcmpl", model, body.value.request_id, record_of(http.scope))
+        request = await context.in_worker(_prepare, context, body.value, identity)
     usage = UsageMeter([request], context.config.enable_prompt_tokens_details)
     reply = ChatReply(identity.head, _options(body.value), request, context.tokens, usage)
     return response(context, [request], reply, body)

@@ -32,10 +32,11 @@ async def create_completion(context: ServerContext, http: HttpRequest) -> App:
     """Generate a completion for each prompt, ``n`` times."""
     context.check_serving()
     data = await read_body(http.receive, context.config.max_body_bytes)
-    body = COMPLETION_BODY.decode(data, context.config.max_json_depth)
-    check_stream_options(body.value)
-    identity = identify("cmpl", context.served_name(body.value.model), body.value.request_id, record_of(http.scope))
-    prepared = await context.prepare(_prepare, context, body.value, identity)
+    with context.counted_rejections():
+        body = COMPLETION_BODY.decode(data, context.config.max_json_depth)
+        check_stream_options(body.value)
+        identity = identify("cmpl", context.served_name(body.value.model), body.value.request_id, record_of(http.scope))
+        prepared = await context.in_worker(_prepare, context, body.value, identity)
     reply = CompletionReply(
         identity.head,
         _options(body.value, prepared.echo_texts),

@@ -7,8 +7,9 @@ worker threads that keep long work off the event loop. It does not know any rout
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
@@ -98,10 +99,11 @@ class ServerContext:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.workers, partial(work, *args, **kwargs))
 
-    async def prepare(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Make an engine request in a worker thread; one that is refused there counts as rejected."""
+    @contextmanager
+    def counted_rejections(self) -> Iterator[None]:
+        """What is refused inside counts as a rejected request."""
         try:
-            return await self.in_worker(work, *args, **kwargs)
+            yield
         except HeadraceError as error:
             self.metrics.observe_rejected(error)
             raise

@@ -85,6 +85,11 @@ class BodyType(Generic[S]):
                 raise InvalidRequest(f"{name} is not supported here; {rule.remedy}", name)
 
 
+def ignored_fields_headers(names: tuple[str, ...]) -> list[tuple[bytes, bytes]]:
+    """One header naming the fields that nobody knows; none if all are known."""
+    return [(b"x-ignored-fields", ", ".join(names).encode("ascii"))] if names else []
+
+
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 

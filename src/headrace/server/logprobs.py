@@ -1,8 +1,9 @@
 """Log-probabilities as the three shapes clients know: completions, chat, and vLLM's ``prompt_logprobs``.
 
 Owns how a token is shown. In a completion, a token's string is exactly what it adds to the text, so the
-strings concatenate to the text and ``text_offset`` is true even where one character spans tokens. In chat and
-among alternatives, a token stands alone: bytes that are no text by themselves are shown as ``\\xNN``.
+strings concatenate to the text and ``text_offset`` is true even where one character spans tokens. (What ends
+the text otherwise than by a token does not count: a stop string cut off, the U+FFFD of a broken last character.)
+In chat and among alternatives, a token stands alone: bytes that are no text by themselves are shown as ``\\xNN``.
 """
 
 from __future__ import annotations

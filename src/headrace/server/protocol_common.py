@@ -12,8 +12,6 @@ from msgspec import UNSET, UnsetType
 
 from headrace.server.json_body import Unsupported
 
-MAX_METADATA = 16
-
 
 class StreamOptions(msgspec.Struct, frozen=True):
     """``include_usage`` asks for a last chunk with the usage; vLLM's ``continuous_usage_stats`` for one in each."""

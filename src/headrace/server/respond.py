@@ -20,7 +20,7 @@ from headrace.server.access_log import App, Receive, RequestRecord, Scope, Send,
 from headrace.server.context import ServerContext
 from headrace.server.event_stream import EventStream
 from headrace.server.generation import Delta, Generation
-from headrace.server.json_body import Body
+from headrace.server.json_body import Body, ignored_fields_headers
 from headrace.server.protocol_common import GenerationFields
 from headrace.server.reply import Reply, ReplyHead
 
@@ -50,17 +50,10 @@ def check_stream_options(body: GenerationFields) -> None:
         raise InvalidRequest("stream_options is only for streams; set stream to true or leave it out", "stream_options")
 
 
-def ignored_fields_header(body: Body[GenerationFields]) -> Headers:
-    """One header naming the fields that nobody knows; none if all are known."""
-    if not body.ignored_fields:
-        return []
-    return [(b"x-ignored-fields", ", ".join(body.ignored_fields).encode("ascii"))]
-
-
 def response(context: ServerContext, requests: Sequence[Request], reply: Reply, body: Body[GenerationFields]) -> App:
     """The ASGI response that generates and answers as the body asked."""
     kind = StreamResponse if body.value.stream else WholeResponse
-    return kind(context, requests, reply, ignored_fields_header(body))
+    return kind(context, requests, reply, ignored_fields_headers(body.ignored_fields))
 
 
 class WholeResponse:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from headrace.core.errors import InvalidRequest
 from headrace.server.context import ServerContext
 from headrace.server.errors import unknown_model
+from headrace.server.json_body import ignored_fields_headers
 from headrace.server.limits import read_body
 from headrace.server.logprobs import shown_token
 from headrace.server.prompts import Conversation
@@ -54,17 +55,17 @@ async def show_model(context: ServerContext, http: HttpRequest) -> Response:
 async def tokenize(context: ServerContext, http: HttpRequest) -> Response:
     """Tokens of a text or of a conversation."""
     data = await read_body(http.receive, context.config.max_body_bytes)
-    body = TOKENIZE_BODY.decode(data, context.config.max_json_depth).value
-    context.served_name(body.model)
-    return json_response(await context.in_worker(_tokenize, context, body))
+    body = TOKENIZE_BODY.decode(data, context.config.max_json_depth)
+    context.served_name(body.value.model)
+    return json_response(await context.in_worker(_tokenize, context, body.value), body.ignored_fields)
 
 
 async def detokenize(context: ServerContext, http: HttpRequest) -> Response:
     """Text of tokens."""
     data = await read_body(http.receive, context.config.max_body_bytes)
-    body = DETOKENIZE_BODY.decode(data, context.config.max_json_depth).value
-    context.served_name(body.model)
-    return json_response(await context.in_worker(_detokenize, context, body.tokens))
+    body = DETOKENIZE_BODY.decode(data, context.config.max_json_depth)
+    context.served_name(body.value.model)
+    return json_response(await context.in_worker(_detokenize, context, body.value.tokens), body.ignored_fields)
 
 
 async def tokenizer_info(context: ServerContext, http: HttpRequest) -> Response:
@@ -103,8 +104,10 @@ async def metrics(context: ServerContext, http: HttpRequest) -> Response:
     return Response(body, headers={"content-type": media_type})
 
 
-def json_response(body: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
+def json_response(body: msgspec.Struct, ignored_fields: tuple[str, ...] = ()) -> Response:
+    response = Response(msgspec.json.encode(body), media_type="application/json")
+    response.raw_headers.extend(ignored_fields_headers(ignored_fields))
+    return response
 
 
 def _card(context: ServerContext, name: str) -> ModelCard:
