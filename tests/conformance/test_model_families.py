@@ -29,7 +29,8 @@ class Pair:
         self.first = reference_logits(reference, FIRST)
         self.second = reference_logits(reference, SECOND)
         self.reference = reference
-        self.model, self.config = load_model(save_model(reference, folder))
+        self.folder = save_model(reference, folder)
+        self.model, self.config = load_model(self.folder)
 
     def run(self) -> PagedRun:
         return PagedRun(self.model, self.config)
@@ -89,6 +90,16 @@ def test_rows_do_not_depend_on_the_sequences_beside_them(pair: Pair) -> None:
     steps = [{0: [token], 1: [token], 2: [token], 3: [token]} for token in FIRST[17:25]]
     expected = torch.cat([alone.step({0: step[0]})[0] for step in steps])
     assert_close(torch.cat([crowded.step(step)[0] for step in steps]), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_near_the_reference(pair: Pair, dtype: torch.dtype) -> None:
+    run = PagedRun(*load_model(pair.folder, dtype))
+    run.step({0: FIRST[:20]})
+    parts = [run.step({0: FIRST[20:31], 1: SECOND})[0]]
+    parts += [run.step({0: [token], 1: [token]})[0] for token in FIRST[31:]]
+    error = torch.linalg.norm(torch.cat(parts) - pair.first[20:]) / torch.linalg.norm(pair.first[20:])
+    assert error < (0.06 if dtype is torch.bfloat16 else 0.008)
 
 
 def test_the_parameter_count_is_that_of_the_reference(pair: Pair) -> None:

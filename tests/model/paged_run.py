@@ -37,7 +37,7 @@ class PagedRun:
     ) -> None:
         self.model = model
         self.config = config
-        self.kv = PagedKVMemory(config, num_blocks, block_size, torch.float32)
+        self.kv = PagedKVMemory(config, num_blocks, block_size, model.dtype)
         self._free = np.random.default_rng(seed).permutation(num_blocks).tolist()
         self._rows: dict[int, Row] = {}
 
@@ -67,8 +67,7 @@ class PagedRun:
         return ScheduledSequence(seq_id, tokens, start, np.array(row.block_ids, np.int32))
 
 
-def load_model(path: Path) -> tuple[Transformer, ModelConfig]:
-    """The model at ``path`` in float32."""
+def load_model(path: Path, dtype: torch.dtype = torch.float32) -> tuple[Transformer, ModelConfig]:
     checkpoint = open_checkpoint(path)
     config = parse_model_config(checkpoint)
-    return Transformer(config, load_weights(checkpoint, config, torch.float32, lambda done, total: None)), config
+    return Transformer(config, load_weights(checkpoint, config, dtype, lambda done, total: None)), config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -392,6 +392,60 @@ def test_a_window_in_a_gguf_family_without_windows_is_refused() -> None:
         parse_gguf(renamed | {"general.architecture": "olmo2"})
 
 
+def test_partly_rotating_heads_are_refused_where_rows_are_permuted() -> None:
+    renamed = {key.replace("gemma3", "llama"): value for key, value in GEMMA3_GGUF.items()}
+    llama = renamed | {"general.architecture": "llama"}
+    assert parse_gguf(llama | {"llama.rope.dimension_count": 256}).layers[0].rope.rotary_dim == 256
+    with pytest.raises(ConfigError, match="only whole heads, 256 dimensions"):
+        parse_gguf(llama | {"llama.rope.dimension_count": 128})
+
+
 def test_an_unknown_file_format_is_refused() -> None:
     with pytest.raises(ConfigError, match="'onnx'; supported are safetensors and gguf"):
         parse_model_config(FakeCheckpoint("onnx", {}))
+
+
+WEIRD_VALUES = [None, True, 0, -1, 1 << 63, 10**400, 0.0, -0.5, math.nan, math.inf, 1e308, "", "x" * 5000, [], [[]], {}]
+
+
+@pytest.mark.parametrize(
+    "base", [LLAMA_32_1B, MISTRAL_7B, QWEN25_05B, GEMMA3_1B, GRANITE_2B], ids=lambda c: c["architectures"][0]
+)
+def test_any_weird_value_is_read_or_refused_but_never_crashes(base: dict[str, object]) -> None:
+    nested = {
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+        "rope_parameters": {"full_attention": {"rope_type": "llama3", "factor": 2.0}, "sliding_attention": {}},
+    }
+    for key in [*base, *nested, "layer_types", "partial_rotary_factor", "num_experts"]:
+        for value in WEIRD_VALUES:
+            assert_read_or_refused(lambda config=base | {key: value}: parse_hf(config))
+    for section, content in nested.items():
+        for key in [*content, "beta_fast", "attention_factor", "low_freq_factor"]:
+            for value in WEIRD_VALUES:
+                assert_read_or_refused(lambda config=base | {section: content | {key: value}}: parse_hf(config))
+
+
+def test_any_weird_value_in_a_gguf_file_is_read_or_refused() -> None:
+    for key in [*GEMMA3_GGUF, "gemma3.rope.scaling.factor", "gemma3.attention.sliding_window_pattern"]:
+        for value in [*WEIRD_VALUES, np.array([1.5]), np.zeros((0,), np.int32)]:
+            changed = GEMMA3_GGUF | {
+                "gemma3.rope.scaling.type": "linear",
+                "gemma3.rope.scaling.factor": 2.0,
+                key: value,
+            }
+            assert_read_or_refused(lambda metadata=changed: parse_gguf(metadata))
+
+
+def assert_read_or_refused(parse: Callable[[], ModelConfig]) -> None:
+    refusal = refusal_of(parse)
+    if refusal is not None:
+        assert refusal.field
+        assert len(refusal.message) < 1000
+
+
+def refusal_of(parse: Callable[[], ModelConfig]) -> ConfigError | None:
+    try:
+        assert parse().num_parameters < 1 << 60
+    except ConfigError as error:
+        return error
+    return None

@@ -6,7 +6,6 @@ the attention biases.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Mapping
 
 import numpy as np
@@ -36,11 +35,10 @@ def parse_gguf_config(values: Mapping[str, object], tensor_names: Container[str]
     head_dim = _head_dim(metadata, hidden_size, num_heads)
     num_layers = metadata.count("block_count", "num_layers")
     vocab_size = _vocab_size(values, metadata)
-    scales = {fact: metadata.number(key, math.nan) for fact, key in spelling.scales.items() if metadata.has(key)}
+    scales = metadata.numbers(spelling.scales)
     is_width_scaled = num_layers == spelling.width_scaled_layers
     attention_scale = (hidden_size / num_heads if is_width_scaled else head_dim) ** -0.5
     tokenizer = Metadata(values, "tokenizer.ggml.")
-    bos_token_ids = tokenizer.token_ids("bos_token_id", vocab_size)
     names = family.weight_names("gguf")
     return ModelConfig(
         architecture=family.name,
@@ -65,7 +63,7 @@ def parse_gguf_config(values: Mapping[str, object], tensor_names: Container[str]
         logits_divisor=scales.get("logits_divisor", 1.0),
         attention_soft_cap=scales.get("attention_soft_cap"),
         final_soft_cap=scales.get("final_soft_cap"),
-        bos_token_id=bos_token_ids[0] if bos_token_ids else None,
+        bos_token_id=next(iter(tokenizer.token_ids("bos_token_id", vocab_size)), None),
         eos_token_ids=_end_token_ids(tokenizer, vocab_size),
     )
 

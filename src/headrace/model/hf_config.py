@@ -5,7 +5,6 @@ Families' names, keys and defaults are in ``families``; rope settings are read b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Mapping
 
 from headrace.core.errors import ConfigError
@@ -52,12 +51,7 @@ def parse_hf_config(
     vocab_size = metadata.count("vocab_size", "vocab_size")
     trained_length = metadata.count("max_position_embeddings", "max_position")
     ropes = hf_ropes(metadata, head_dim, trained_length)
-    scales = {
-        fact: metadata.number(key, math.nan)
-        for fact, key in family.hf.scales.items()
-        if metadata.value(key) is not None
-    }
-    bos_token_ids = metadata.token_ids("bos_token_id", vocab_size)
+    scales = metadata.numbers(family.hf.scales)
     return ModelConfig(
         architecture=family.name,
         vocab_size=vocab_size,
@@ -82,7 +76,7 @@ def parse_hf_config(
         logits_divisor=scales.get("logits_divisor", 1.0),
         attention_soft_cap=scales.get("attention_soft_cap"),
         final_soft_cap=scales.get("final_soft_cap"),
-        bos_token_id=bos_token_ids[0] if bos_token_ids else None,
+        bos_token_id=next(iter(metadata.token_ids("bos_token_id", vocab_size)), None),
         eos_token_ids=_end_token_ids(metadata, Metadata(generation), vocab_size),
     )
 

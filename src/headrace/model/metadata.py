@@ -6,6 +6,7 @@ Knows nothing of what a key means. A JSON ``null`` counts as absent.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 
 from headrace.core.errors import ConfigError
@@ -47,7 +48,7 @@ class Metadata:
         found = self.value(key)
         if found is None:
             return default
-        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        if isinstance(found, bool) or not isinstance(found, int | float) or not abs(found) <= sys.float_info.max:
             raise self.refusal(key, "must be a finite number")
         return float(found)
 
@@ -55,6 +56,10 @@ class Metadata:
         if self.value(key) is None:
             raise ConfigError(f"{self._prefix}{key} is missing from the model's configuration", self._prefix + key)
         return self.number(key, math.nan)
+
+    def numbers(self, keys: Mapping[str, str]) -> dict[str, float]:
+        """The numbers at those of ``keys`` (by what they are) that are there."""
+        return {fact: self.required_number(key) for fact, key in keys.items() if self.value(key) is not None}
 
     def flag(self, key: str, default: bool) -> bool:
         found = self.value(key)

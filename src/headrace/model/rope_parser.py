@@ -98,6 +98,8 @@ def _hf_yarn(section: Metadata, max_position: int) -> YarnScaling:
 def gguf_ropes(metadata: Metadata, spelling: GgufSpelling, head_dim: int) -> Mapping[LayerKind, RopeConfig]:
     """Ropes of a GGUF file; local layers with a base of their own are never scaled."""
     rotary_dim = metadata.optional_count("rope.dimension_count", "head_dim") or head_dim
+    if spelling.has_permuted_rope and rotary_dim != head_dim:
+        raise metadata.refusal("rope.dimension_count", f"only whole heads, {head_dim} dimensions, can rotate here")
     full = RopeConfig(metadata.number("rope.freq_base", 10_000.0), rotary_dim, _gguf_scaling(metadata))
     if spelling.local_theta is None:
         return {LayerKind.FULL: full, LayerKind.SLIDING: full}

@@ -1,8 +1,8 @@
 """A ``ForwardBatch`` as tensors on a device, and the shape of its attention.
 
 The flat arrays become tensors as they are. For attention the rows are sorted by what is fast: rows of
-sequences with a single new token are computed together, padded to a common length; longer
-chunks are computed sequence by sequence. The result does not depend on the sorting.
+sequences with a single new token are computed together, padded to a common length; longer chunks are
+computed sequence by sequence. The result does not depend on the sorting.
 """
 
 from __future__ import annotations

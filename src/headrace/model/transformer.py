@@ -45,6 +45,11 @@ class Transformer:
             rope: Rope(rope, factors, self._embedding.device) for rope in {layer.rope for layer in config.layers}
         }
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What hidden states, keys and values are computed in."""
+        return self._embedding.dtype
+
     def forward(self, batch: TorchBatch, kv: PagedKVMemory) -> Tensor:
         """Normed hidden states ``[T, hidden_size]`` of the batch's rows; writes their keys and values."""
         with torch.inference_mode():
