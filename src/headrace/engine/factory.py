@@ -91,6 +91,8 @@ def _build_torch(
 ) -> tuple[Executor, Limits]:
     if find_spec("torch") is None:
         raise ConfigError("the torch backend needs torch; install it with: pip install 'headrace[torch]'", "backend")
+    # torch's threads busy-wait for each other by default; where cores are shared, that stalls a step tenfold
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from headrace.executor.torch_executor import create_torch_executor, torch_dtype
     from headrace.model.weights import load_weights
 
