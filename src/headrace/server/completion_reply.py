@@ -22,7 +22,12 @@ from headrace.server.logprobs import (
     prompt_logprobs,
 )
 from headrace.server.protocol_common import PromptLogprobs, UsageBody
-from headrace.server.protocol_completions import CompletionChoice, CompletionChunk, CompletionResponse
+from headrace.server.protocol_completions import (
+    CompletionChoice,
+    CompletionChunk,
+    CompletionLogprobs,
+    CompletionResponse,
+)
 from headrace.server.reply import ReplyHead, ReplyOptions
 from headrace.server.usage import UsageMeter
 
@@ -100,6 +105,7 @@ class CompletionReply:
             _Choice(index, self._prompts[index // self._num_choices_per_prompt], self._writer(requests[0]))
             for index in range(len(requests) * self._num_choices_per_prompt)
         ]
+        self._holding: set[int] = set()
 
     def events(self, deltas: Sequence[Delta]) -> list[msgspec.Struct]:
         pieces = self._pieces(deltas)
@@ -109,47 +115,58 @@ class CompletionReply:
         return [self._chunk([], self.usage.body())] if self._options.include_usage else []
 
     def whole(self, deltas: Sequence[Delta]) -> CompletionResponse:
-        choices = sorted(self._pieces(deltas), key=lambda choice: choice.index)
-        head = self._head
+        head, choices = self._head, self._pieces(deltas)
         return CompletionResponse(
             id=head.id, created=head.created, model=head.model, choices=choices, usage=self.usage.body()
         )
 
     def _pieces(self, deltas: Sequence[Delta]) -> list[CompletionChoice]:
+        """What can be shown now, in the order of the choices."""
         if self._options.is_echo_only:
             deltas = [Delta(delta.prompt_index, _without_output(delta.output)) for delta in deltas]
         self.usage.observe(deltas)
         for delta in deltas:
             if delta.output.index == 0:
                 self._prompts[delta.prompt_index].logprobs.extend(delta.output.prompt_logprobs)
-            self._choices[delta.prompt_index * self._num_choices_per_prompt + delta.output.index].hold(delta.output)
-        return [self._piece(choice) for choice in self._choices if choice.is_ready]
+            index = delta.prompt_index * self._num_choices_per_prompt + delta.output.index
+            self._choices[index].hold(delta.output)
+            self._holding.add(index)
+        ready = [index for index in sorted(self._holding) if self._choices[index].is_ready]
+        self._holding.difference_update(ready)
+        return [self._piece(self._choices[index]) for index in ready]
 
     def _piece(self, choice: _Choice) -> CompletionChoice:
         output = choice.take()
         is_first, choice.is_begun = not choice.is_begun, True
-        prompt = choice.prompt
-        logprobs = None if choice.writer is None else new_completion_logprobs()
-        text = ""
-        if is_first and prompt.echo_text is not None:
-            text = prompt.echo_text
-            if choice.writer is not None and logprobs is not None:
-                text = choice.writer.write(prompt.token_ids, prompt.logprobs, logprobs)
-        if choice.writer is not None and logprobs is not None:
-            choice.writer.write([entry.token_id for entry in output.logprobs], output.logprobs, logprobs)
-        if output.finish_reason is not None:
-            self.finish_reasons.append(output.finish_reason.value)
+        text, logprobs = self._shown(choice, output, is_first)
+        finish_reason = None if output.finish_reason is None else output.finish_reason.value
+        if finish_reason is not None:
+            self.finish_reasons.append(finish_reason)
         shows_ids = self._options.return_token_ids
         return CompletionChoice(
             index=choice.index,
-            text=text + output.text,
+            text=text,
             logprobs=logprobs,
-            finish_reason=None if output.finish_reason is None else output.finish_reason.value,
+            finish_reason=finish_reason,
             stop_reason=output.stop_reason,
             token_ids=list(output.token_ids) if shows_ids else UNSET,
-            prompt_token_ids=prompt.token_ids if shows_ids and is_first else UNSET,
-            prompt_logprobs=self._prompt_logprobs(prompt),
+            prompt_token_ids=choice.prompt.token_ids if shows_ids and is_first else UNSET,
+            prompt_logprobs=self._prompt_logprobs(choice.prompt),
         )
+
+    def _shown(self, choice: _Choice, output: RequestOutput, is_first: bool) -> tuple[str, CompletionLogprobs | None]:
+        """The text of an output, behind the echo if it is a choice's first, and its log-probabilities.
+
+        With log-probabilities the echo is what its tokens spell, so that they concatenate to the text.
+        """
+        echo = choice.prompt.echo_text if is_first else None
+        if choice.writer is None:
+            return (echo or "") + output.text, None
+        logprobs = new_completion_logprobs()
+        if echo is not None:
+            echo = choice.writer.write(choice.prompt.token_ids, choice.prompt.logprobs, logprobs)
+        choice.writer.write([entry.token_id for entry in output.logprobs], output.logprobs, logprobs)
+        return (echo or "") + output.text, logprobs
 
     def _prompt_logprobs(self, prompt: _Prompt) -> PromptLogprobs | UnsetType | None:
         return prompt_logprobs(prompt.logprobs, self._tokens) if self._options.shows_prompt_logprobs else UNSET
@@ -161,7 +178,7 @@ class CompletionReply:
 
     def _is_visible(self, piece: CompletionChoice) -> bool:
         has_logprobs = piece.logprobs is not None and bool(piece.logprobs.tokens)
-        has_ids = piece.token_ids is not UNSET and bool(piece.token_ids)
+        has_ids = bool(piece.token_ids) or bool(piece.prompt_token_ids)
         return bool(piece.text) or piece.finish_reason is not None or has_logprobs or has_ids
 
     def _usage_of_event(self) -> UsageBody | UnsetType | None:
