@@ -12,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.core.sampled_tokens import NO_TOKEN, SampledTokens
 from headrace.core.sampling import SamplingParams
 from headrace.core.step import SampleSpec
-from headrace.model.sampler import NO_TOKEN, SampledTokens, Sampler
+from headrace.model.sampler import Sampler
 from tests.model.reference_sampler import reference_row
 
 torch.set_num_threads(1)

@@ -40,6 +40,17 @@ class SampleSpec:
     suppressed_token_ids: tuple[int, ...] = ()
     bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
 
+    @property
+    def forbidden_token_ids(self) -> list[int]:
+        """The suppressed tokens and those that would complete a bad word, whose beginning may lie in the prompt."""
+        history = self.token_ids
+        forbidden = list(self.suppressed_token_ids)
+        for word in self.bad_word_token_ids:
+            prefix = word[:-1]
+            if len(prefix) <= len(history) and tuple(history[len(history) - len(prefix) :]) == prefix:
+                forbidden.append(word[-1])
+        return forbidden
+
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobSpec:

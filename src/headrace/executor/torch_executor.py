@@ -19,10 +19,11 @@ from headrace.core.errors import ConfigError
 from headrace.core.forward_batch import ForwardBatch
 from headrace.core.model_config import ModelConfig
 from headrace.core.request import TokenLogprobs
+from headrace.core.sampled_tokens import NO_TOKEN, SampledTokens
 from headrace.core.step import StepPlan, StepResult, TokenMask
 from headrace.model.kv_memory import PagedKVMemory
 from headrace.model.logprobs import MAX_ROWS_AT_ONCE, token_logprobs
-from headrace.model.sampler import NO_TOKEN, SampledTokens, Sampler
+from headrace.model.sampler import Sampler
 from headrace.model.torch_batch import TorchBatch
 from headrace.model.transformer import Transformer
 

@@ -34,8 +34,6 @@ from headrace.core.step import SampleSpec
 from headrace.model.random_bits import uniforms
 from headrace.model.ranking import NUM_CANDIDATES, Candidates
 
-MAX_VOCAB_SIZE = 1 << 22
-
 _WEIGHT_ONE = 2.0**31
 _NUM_BINS = 4096
 _BINS_PER_UNIT = _NUM_BINS / 22.5  # weights beyond a distance of 32 * log(2) = 22.2 are zero

@@ -56,18 +56,8 @@ def _forbid(row: Tensor, spec: SampleSpec) -> None:
         kept = row[allowed]
         row.fill_(-math.inf)
         row[allowed] = kept
-    forbidden = [*spec.suppressed_token_ids, *_completing_tokens(spec)]
-    if forbidden:
+    if forbidden := spec.forbidden_token_ids:
         row[_token_index(row, forbidden)] = -math.inf
-
-
-def _completing_tokens(spec: SampleSpec) -> Iterable[int]:
-    """Tokens that would complete a bad word, whose beginning may lie in the prompt."""
-    history = spec.token_ids
-    for word in spec.bad_word_token_ids:
-        prefix = word[:-1]
-        if len(prefix) <= len(history) and tuple(history[len(history) - len(prefix) :]) == prefix:
-            yield word[-1]
 
 
 def _apply_bias(row: Tensor, logit_bias: dict[int, float]) -> None:

@@ -13,33 +13,18 @@ Does not know sequences, blocks or the scheduler.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from headrace.core.request import TokenLogprobs
+from headrace.core.sampled_tokens import MAX_VOCAB_SIZE, NO_TOKEN, NOT_FINITE, NOTHING_LEFT, SampledTokens
 from headrace.core.step import SampleSpec, TokenMask
-from headrace.model.draw import MAX_VOCAB_SIZE, DrawRules, draw
+from headrace.model.draw import DrawRules, draw
 from headrace.model.logit_edits import edit_logits
 from headrace.model.logprobs import MAX_ROWS_AT_ONCE, token_logprobs
 
-NO_TOKEN = -1
-"""Stands where a row failed."""
-
-_NOTHING_LEFT = (
-    "no token is left to choose: the token mask, allowed_token_ids, bad_words and min_tokens together forbid them all"
-)
 _MAX_WEIGHTS_AT_ONCE = 1 << 19
 """Float64 numbers per array while drawing (4 MiB, to stay in a cache): more rows are drawn in turns."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
-    """Chosen tokens by row; ``failed`` rows hold ``NO_TOKEN`` and say why."""
-
-    token_ids: list[int]
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
 
 
 class Sampler:
@@ -56,10 +41,10 @@ class Sampler:
         if all rows are greedy; about ten over the rows that draw from a whole vocabulary.
         """
         logits = logits[:, : self._vocab_size]
-        failed = dict.fromkeys(_unusable_rows(logits), "the model's logits are NaN or infinite")
+        failed = dict.fromkeys(_unusable_rows(logits), NOT_FINITE)
         edited = edit_logits(logits, specs, token_mask)
         if edited is not logits:
-            failed = dict.fromkeys(_unusable_rows(edited), _NOTHING_LEFT) | failed
+            failed = dict.fromkeys(_unusable_rows(edited), NOTHING_LEFT) | failed
         token_ids = self._choose(edited, specs, [row for row in range(len(specs)) if row not in failed])
         return SampledTokens(token_ids, _reported_logprobs(logits, token_ids, specs), failed)
 
