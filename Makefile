@@ -6,10 +6,10 @@ ARGS ?=
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-DEPENDENCIES := pyproject.toml constraints.txt
+DEPENDENCIES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.inl')
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check format test bench docs clean
+.PHONY: help install serve check format test bench docs stubs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,13 +39,16 @@ docs: install ## write the pages that are generated from code
 	$(BIN)/python -m headrace.core.settings_reference > docs/reference/settings.md
 	$(BIN)/python -m headrace.engine.metrics_reference > docs/reference/metrics.md
 
+stubs: $(VENV)/.installed-test ## write the types of the native module, generated from the module itself
+	$(BIN)/python -m nanobind.stubgen -q -m headrace.native._native -o src/headrace/native/_native.pyi
+
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: $(DEPENDENCIES) | $(BIN)/python
 	@echo "installing headrace into $(VENV); this takes a few minutes the first time"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	@touch $@
 
 # contains everything that .installed does, so it stamps both

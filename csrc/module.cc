@@ -1,0 +1,264 @@
+// The binding: types in, types out, errors as exceptions of Python. No logic.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "packing.h"
+#include "program.h"
+#include "sampling_module.h"
+
+namespace nb = nanobind;
+
+namespace headrace {
+namespace {
+
+template <typename T>
+using Array1 = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Array2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using OutArray1 = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using OutArray2 = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+std::span<const T> Span(const Array1<T>& array) {
+  return {array.data(), array.shape(0)};
+}
+
+void Require(bool condition, const char* message) {
+  if (!condition) throw nb::value_error(message);
+}
+
+void Raise(const std::string& problem) {
+  if (!problem.empty()) throw nb::value_error(problem.c_str());
+}
+
+PackedMatrix ShapeOf(int format, int num_rows, int num_columns) {
+  Require(format >= 0 && format <= static_cast<int>(WeightFormat::kInt4Wide), "no such weight format");
+  Require(num_rows > 0 && num_columns > 0, "a matrix has no rows or no columns");
+  return {static_cast<WeightFormat>(format), num_rows, num_columns, nullptr};
+}
+
+// Checks that rows [row_begin, row_begin + count) may be packed into `packed`.
+void CheckPacking(const PackedMatrix& shape, int row_begin, int count, const OutArray1<uint8_t>& packed) {
+  Require(packed.shape(0) >= shape.num_bytes(), "the packed buffer is too small");
+  Require(row_begin >= 0 && count >= 0 && int64_t{row_begin} + count <= shape.num_rows, "rows are out of bounds");
+}
+
+struct BoundProgram {
+  Program program;
+  nb::list owners;  // of the memory the matrices lie in
+};
+
+BoundProgram* MakeProgram(const std::vector<int>& shape, std::vector<Operation> body, std::vector<Operation> head,
+                          const std::vector<std::vector<int64_t>>& buffers,
+                          nb::typed<nb::list, nb::object> matrices, nb::typed<nb::list, nb::object> vectors,
+                          nb::typed<nb::list, nb::object> ropes, const std::vector<int>& named_buffers, const std::string& kernels) {
+  const Kernels* chosen = kernels.empty() ? &BestKernels() : KernelsNamed(kernels);
+  Require(chosen != nullptr, "these kernels do not exist or this machine cannot run them");
+  Require(shape.size() == 6 && named_buffers.size() == 3, "shape has 6 numbers and there are 3 named buffers");
+  std::vector<Buffer> buffer_list;
+  for (const auto& buffer : buffers) {
+    Require(buffer.size() == 3 && buffer[1] > 0 && buffer[1] < (1 << 30) && buffer[2] >= 0, "a buffer is malformed");
+    buffer_list.push_back({buffer[0] != 0, static_cast<int32_t>(buffer[1]), static_cast<size_t>(buffer[2])});
+  }
+  std::vector<PackedMatrix> matrix_list;
+  for (nb::handle item : matrices) {
+    const nb::tuple matrix = nb::cast<nb::tuple>(item);
+    PackedMatrix packed = ShapeOf(nb::cast<int>(matrix[0]), nb::cast<int>(matrix[1]), nb::cast<int>(matrix[2]));
+    const auto bytes = nb::cast<Array1<uint8_t>>(matrix[3]);
+    Require(bytes.shape(0) >= packed.num_bytes(), "a matrix has fewer bytes than its shape needs");
+    packed.data = bytes.data();
+    matrix_list.push_back(packed);
+  }
+  std::vector<std::vector<float>> vector_list;
+  for (nb::handle item : vectors) {
+    const auto values = nb::cast<Array1<float>>(item);
+    vector_list.emplace_back(values.data(), values.data() + values.shape(0));
+  }
+  std::vector<Rope> rope_list;
+  for (nb::handle item : ropes) {
+    const nb::tuple rope = nb::cast<nb::tuple>(item);
+    const auto frequencies = nb::cast<Array1<float>>(rope[2]);
+    rope_list.push_back({nb::cast<int>(rope[0]), nb::cast<float>(rope[1]),
+                         std::vector<float>(frequencies.data(), frequencies.data() + frequencies.shape(0))});
+  }
+  const Shape dims{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5]};
+  return new BoundProgram{Program(dims, std::move(body), std::move(head), std::move(buffer_list),
+                                  std::move(matrix_list), std::move(vector_list), std::move(rope_list),
+                                  named_buffers[0], named_buffers[1], named_buffers[2], *chosen),
+                          matrices};
+}
+
+}  // namespace
+}  // namespace headrace
+
+NB_MODULE(_native, m) {
+  using namespace headrace;
+
+  BindSampling(m);
+
+  m.def("best_kernels", [] { return BestKernels().name; });
+
+  nb::class_<Operation>(m, "Operation")
+      .def(
+          "__init__",
+          [](Operation* self, int kind, int epilogue, int activation) {
+            new (self) Operation{static_cast<OpKind>(kind)};
+            Require(epilogue == 0 || epilogue == 1, "no such epilogue");
+            Require(activation == 0 || activation == 1, "no such activation");
+            self->epilogue = static_cast<Epilogue>(epilogue);
+            self->activation = static_cast<Activation>(activation);
+          },
+          nb::arg("kind"), nb::arg("epilogue"), nb::arg("activation"))
+      .def_rw("input", &Operation::input)
+      .def_rw("output", &Operation::output)
+      .def_rw("matrix", &Operation::matrix)
+      .def_rw("vector", &Operation::vector)
+      .def_rw("second_vector", &Operation::second_vector)
+      .def_rw("layer", &Operation::layer)
+      .def_rw("rope", &Operation::rope)
+      .def_rw("window", &Operation::window)
+      .def_rw("norm_whole", &Operation::norm_whole)
+      .def_rw("scale", &Operation::scale)
+      .def_rw("eps", &Operation::eps)
+      .def_rw("soft_cap", &Operation::soft_cap);
+
+  nb::class_<ThreadPool>(m, "ThreadPool")
+      .def(
+          "__init__",
+          [](ThreadPool* self, int num_threads) {
+            Require(num_threads >= 1 && num_threads <= 1024, "num_threads must be between 1 and 1024");
+            new (self) ThreadPool(num_threads);
+          },
+          nb::arg("num_threads"))
+      .def_prop_ro("num_threads", &ThreadPool::num_threads);
+
+  nb::class_<KvMemory>(m, "KvMemory")
+      .def(
+          "__init__",
+          [](KvMemory* self, const BoundProgram& bound, int format, int num_blocks, int block_size) {
+            Require(format >= 0 && format <= 2, "no such KV format");
+            new (self) KvMemory(bound.program.shape(), static_cast<KvFormat>(format), num_blocks, block_size);
+          },
+          nb::arg("program"), nb::arg("format"), nb::arg("num_blocks"), nb::arg("block_size"))
+      .def_prop_ro("num_blocks", &KvMemory::num_blocks)
+      .def_prop_ro("num_bytes", &KvMemory::num_bytes)
+      .def(
+          "clear_slots",
+          [](KvMemory& self, const Array1<int32_t>& slots) {
+            for (int32_t slot : Span(slots)) {
+              Require(slot >= 0 && slot < int64_t{self.num_blocks()} * self.block_size(), "a slot is out of bounds");
+              self.ClearSlot(slot);
+            }
+          },
+          nb::arg("slots"));
+
+  nb::class_<Workspace>(m, "Workspace")
+      .def(
+          "__init__",
+          [](Workspace* self, const BoundProgram& bound, int max_tokens, int max_sequences, int num_threads,
+             int max_context) { new (self) Workspace(bound.program, max_tokens, max_sequences, num_threads, max_context); },
+          nb::arg("program"), nb::arg("max_tokens"), nb::arg("max_sequences"), nb::arg("num_threads"),
+          nb::arg("max_context"))
+      .def_prop_ro("num_bytes", &Workspace::num_bytes);
+
+  nb::class_<BoundProgram>(m, "Program")
+      .def(nb::new_(&MakeProgram), nb::arg("shape"), nb::arg("body"), nb::arg("head"), nb::arg("buffers"),
+           nb::arg("matrices"), nb::arg("vectors"), nb::arg("ropes"), nb::arg("named_buffers"), nb::arg("kernels") = "")
+      .def_prop_ro("kernels", [](const BoundProgram& self) { return self.program.kernels(); })
+      .def(
+          "run",
+          [](const BoundProgram& self, const Array1<int32_t>& input_ids, const Array1<int32_t>& positions,
+             const Array1<int32_t>& slot_mapping, const Array1<int32_t>& query_start, const Array1<int32_t>& seq_lens,
+             const Array2<int32_t>& block_tables, const KvMemory& kv, ThreadPool& pool, Workspace& workspace,
+             const OutArray1<uint8_t>& is_finite) {
+            const BatchView batch{Span(input_ids), Span(positions), Span(slot_mapping), Span(query_start), Span(seq_lens),
+                                  {block_tables.data(), block_tables.size()}};
+            Require(block_tables.shape(0) == seq_lens.shape(0), "block_tables has a row per sequence");
+            std::string problem;
+            {
+              nb::gil_scoped_release released;
+              problem = self.program.Run(batch, kv, pool, workspace, {is_finite.data(), is_finite.shape(0)});
+            }
+            Raise(problem);
+          },
+          nb::arg("input_ids"), nb::arg("positions"), nb::arg("slot_mapping"), nb::arg("query_start"),
+          nb::arg("seq_lens"), nb::arg("block_tables"), nb::arg("kv"), nb::arg("pool"), nb::arg("workspace"),
+          nb::arg("is_finite"))
+      .def(
+          "head",
+          [](const BoundProgram& self, const Array1<int32_t>& rows, ThreadPool& pool, Workspace& workspace,
+             const OutArray2<float>& logits) {
+            Require(logits.shape(0) == rows.shape(0) &&
+                        logits.shape(1) == static_cast<size_t>(self.program.shape().vocab_size),
+                    "logits must be [rows, vocab_size]");
+            std::string problem;
+            {
+              nb::gil_scoped_release released;
+              problem = self.program.Head(Span(rows), pool, workspace, logits.data());
+            }
+            Raise(problem);
+          },
+          nb::arg("rows"), nb::arg("pool"), nb::arg("workspace"), nb::arg("logits"))
+      .def(
+          "hidden",
+          [](const BoundProgram& self, const Workspace& workspace, const OutArray2<float>& out) {
+            Require(out.shape(1) == static_cast<size_t>(self.program.shape().hidden_size) &&
+                        out.shape(0) <= static_cast<size_t>(workspace.max_tokens()),
+                    "out must be [tokens, hidden_size]");
+            std::copy_n(self.program.hidden(workspace), out.size(), out.data());
+          },
+          nb::arg("workspace"), nb::arg("out"));
+
+  m.def(
+      "packed_bytes",
+      [](int format, int num_rows, int num_columns) { return ShapeOf(format, num_rows, num_columns).num_bytes(); },
+      nb::arg("format"), nb::arg("num_rows"), nb::arg("num_columns"));
+
+  m.def(
+      "pack_floats",
+      [](const Array2<float>& values, int format, int num_rows, int row_begin, const OutArray1<uint8_t>& packed) {
+        const PackedMatrix shape = ShapeOf(format, num_rows, static_cast<int>(values.shape(1)));
+        const int count = static_cast<int>(values.shape(0));
+        Require(shape.format != WeightFormat::kInt4Wide, "floats are not packed into this format");
+        CheckPacking(shape, row_begin, count, packed);
+        nb::gil_scoped_release released;
+        PackFloats(values.data(), shape, row_begin, row_begin + count, packed.data());
+      },
+      nb::arg("values"), nb::arg("format"), nb::arg("num_rows"), nb::arg("row_begin"), nb::arg("packed"));
+
+  m.def(
+      "pack_stored",
+      [](const Array1<uint8_t>& blocks, int stored, int num_rows, int num_columns, int row_begin, int count,
+         const OutArray1<uint8_t>& packed) {
+        Require(stored >= 0 && stored <= 2, "no such stored format");
+        const auto kind = static_cast<StoredFormat>(stored);
+        const int format = static_cast<int>(kind == StoredFormat::kQ8_0 ? WeightFormat::kInt8 : WeightFormat::kInt4);
+        const PackedMatrix shape = ShapeOf(format, num_rows, num_columns);
+        CheckPacking(shape, row_begin, count, packed);
+        Require(num_columns % kGroupColumns == 0, "stored blocks have 32 columns");
+        const size_t block_bytes = kind == StoredFormat::kQ4_0 ? 18 : kind == StoredFormat::kQ4_1 ? 20 : 34;
+        Require(blocks.shape(0) >= block_bytes * shape.num_groups() * count, "there are too few stored blocks");
+        nb::gil_scoped_release released;
+        PackStored(blocks.data(), kind, shape, row_begin, row_begin + count, packed.data());
+      },
+      nb::arg("blocks"), nb::arg("stored"), nb::arg("num_rows"), nb::arg("num_columns"), nb::arg("row_begin"),
+      nb::arg("count"), nb::arg("packed"));
+
+  m.def(
+      "unpack_row",
+      [](const Array1<uint8_t>& packed, int format, int num_rows, int row, const OutArray1<float>& out) {
+        PackedMatrix matrix = ShapeOf(format, num_rows, static_cast<int>(out.shape(0)));
+        Require(packed.shape(0) >= matrix.num_bytes() && row >= 0 && row < num_rows, "the row is out of bounds");
+        matrix.data = packed.data();
+        UnpackRow(matrix, row, out.data());
+      },
+      nb::arg("packed"), nb::arg("format"), nb::arg("num_rows"), nb::arg("row"), nb::arg("out"));
+}

@@ -1,0 +1,24 @@
+// The body of each per-ISA translation unit: every op, compiled for the flags of that unit.
+
+#include "../kernels.h"
+#include "attention.inl"
+#include "matmul.inl"
+#include "rows.inl"
+#include "sampling.inl"
+
+namespace headrace::HEADRACE_ISA {
+
+extern const Kernels kKernels;
+const Kernels kKernels = {
+    .name = HEADRACE_ISA_NAME,
+    .matmul_panel = MatmulPanel,
+    .norm_row = NormRow,
+    .quantize_row = QuantizeRow,
+    .gate_row = GateRow,
+    .rotate_and_store = RotateAndStore,
+    .attend_unit = AttendUnit,
+    .finish_unit = FinishUnit,
+    .sampling = kSamplingKernels,
+};
+
+}  // namespace headrace::HEADRACE_ISA

@@ -1,0 +1,100 @@
+#include "thread_pool.h"
+
+#include <chrono>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+namespace headrace {
+namespace {
+
+// Longer than the gap between two operations of a step, shorter than a scheduler's time slice: a worker
+// that finds nothing for this long sleeps, so that an idle server costs no CPU.
+constexpr auto kSpinTime = std::chrono::microseconds(100);
+constexpr int kSpinsPerClockRead = 64;
+
+inline void Pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins until `epoch` differs from `seen` or the time is up; returns whether it changed.
+bool SpinForChange(const std::atomic<uint32_t>& epoch, uint32_t seen) {
+  const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
+  do {
+    for (int i = 0; i < kSpinsPerClockRead; ++i) {
+      if (epoch.load(std::memory_order_acquire) != seen) return true;
+      Pause();
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  return false;
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int num_threads) {
+  workers_.reserve(num_threads > 1 ? num_threads - 1 : 0);
+  for (int thread = 1; thread < num_threads; ++thread) {
+    workers_.emplace_back([this, thread] { WorkerLoop(thread); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  stopping_.store(true);
+  epoch_.fetch_add(1);
+  epoch_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::RunErased(int num_pieces, Call call, const void* context) {
+  if (num_pieces <= 1 || workers_.empty()) {
+    for (int piece = 0; piece < num_pieces; ++piece) call(context, piece, 0);
+    return;
+  }
+  call_.store(call, std::memory_order_relaxed);
+  context_.store(context, std::memory_order_relaxed);
+  num_pieces_.store(num_pieces, std::memory_order_relaxed);
+  num_finished_.store(0, std::memory_order_relaxed);
+  const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
+  ticket_.store(static_cast<uint64_t>(epoch) << 32 | static_cast<uint32_t>(num_pieces), std::memory_order_release);
+  epoch_.store(epoch, std::memory_order_seq_cst);
+  if (num_sleeping_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
+
+  TakePieces(epoch, 0);
+  while (num_finished_.load(std::memory_order_acquire) != num_pieces) Pause();
+}
+
+void ThreadPool::TakePieces(uint32_t epoch, int thread) {
+  const Call call = call_.load(std::memory_order_relaxed);
+  const void* context = context_.load(std::memory_order_relaxed);
+  const int num_pieces = num_pieces_.load(std::memory_order_relaxed);
+  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  for (;;) {
+    const int num_left = static_cast<int>(ticket & 0xffffffffu);
+    if (static_cast<uint32_t>(ticket >> 32) != epoch || num_left == 0) return;
+    if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) continue;
+    call(context, num_pieces - num_left, thread);
+    num_finished_.fetch_add(1, std::memory_order_acq_rel);
+    ticket = ticket_.load(std::memory_order_acquire);
+  }
+}
+
+void ThreadPool::WorkerLoop(int thread) {
+  uint32_t seen = 0;
+  for (;;) {
+    if (!SpinForChange(epoch_, seen)) {
+      num_sleeping_.fetch_add(1, std::memory_order_seq_cst);
+      epoch_.wait(seen, std::memory_order_seq_cst);
+      num_sleeping_.fetch_sub(1, std::memory_order_relaxed);
+    }
+    if (stopping_.load()) return;
+    seen = epoch_.load(std::memory_order_acquire);
+    TakePieces(seen, thread);
+  }
+}
+
+}  // namespace headrace

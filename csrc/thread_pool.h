@@ -1,0 +1,55 @@
+// A pool that hands out work in small numbered pieces.
+//
+// Whoever is free takes the next piece, so a core that is busy elsewhere delays one piece and not the
+// whole operation. Results must not depend on who computes a piece: pieces write disjoint outputs.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace headrace {
+
+class ThreadPool {
+ public:
+  // `num_threads` counts the caller: 1 means that no thread is started.
+  explicit ThreadPool(int num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // Calls body(piece, thread) once for each piece in [0, num_pieces), thread in [0, num_threads()), and
+  // returns when all are done. One caller at a time. `body` must not throw.
+  template <typename Body>
+  void Run(int num_pieces, const Body& body) {
+    RunErased(num_pieces, [](const void* context, int piece, int thread) {
+      (*static_cast<const Body*>(context))(piece, thread);
+    }, &body);
+  }
+
+ private:
+  using Call = void (*)(const void* context, int piece, int thread);
+
+  void RunErased(int num_pieces, Call call, const void* context);
+  void WorkerLoop(int thread);
+  void TakePieces(uint32_t epoch, int thread);
+
+  // The job. Its fields may be read while the next job is being written; a reader uses them only after it
+  // has claimed a piece of the epoch it read them for, which proves that they were still that epoch's: a job
+  // with a piece left is not over. So the claim itself must rest on nothing but the ticket.
+  std::atomic<Call> call_{nullptr};
+  std::atomic<const void*> context_{nullptr};
+  std::atomic<int> num_pieces_{0};
+  // Epoch in the upper half, number of unclaimed pieces in the lower.
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int> num_finished_{0};
+  alignas(64) std::atomic<uint32_t> epoch_{0};
+  std::atomic<int> num_sleeping_{0};
+  std::atomic<bool> stopping_{false};
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace headrace

@@ -1,0 +1,68 @@
+"""Weights in the layout the kernels read, made from stored tensors a few rows at a time.
+
+What a file stores in a layout the kernels can hold is taken over bit for bit; the rest is widened to float32
+and packed from there. Knows no model and no file format beyond the three block layouts it takes as they are.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.native import _native
+from headrace.native.operations import WeightFormat
+
+ByteArray = NDArray[np.uint8]
+Float32Array = NDArray[np.float32]
+
+PANEL_ROWS = 16
+"""Rows that are interleaved; rows are packed from multiples of this on."""
+
+
+class StoredFormat(enum.IntEnum):
+    """Block layouts of GGUF files that are packed without being widened."""
+
+    Q4_0 = 0
+    Q4_1 = 1
+    Q8_0 = 2
+
+    @property
+    def packed(self) -> WeightFormat:
+        return WeightFormat.INT8 if self is StoredFormat.Q8_0 else WeightFormat.INT4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeight:
+    """A matrix ``[num_rows, num_columns]`` as the kernels read it; ``data`` is aligned to 64 bytes."""
+
+    format: WeightFormat
+    num_rows: int
+    num_columns: int
+    data: ByteArray
+
+    @classmethod
+    def empty(cls, weight_format: WeightFormat, num_rows: int, num_columns: int) -> PackedWeight:
+        """All zeros, in pages of its own, to be filled row by row."""
+        size = _native.packed_bytes(weight_format, num_rows, num_columns)
+        return cls(weight_format, num_rows, num_columns, np.frombuffer(mmap.mmap(-1, size), np.uint8))
+
+    def put_floats(self, row_begin: int, values: Float32Array) -> None:
+        """Pack ``values`` ``[count, num_columns]`` as rows ``[row_begin, row_begin + count)``."""
+        _native.pack_floats(np.ascontiguousarray(values, np.float32), self.format, self.num_rows, row_begin, self.data)
+
+    def put_stored(self, row_begin: int, count: int, stored: StoredFormat, blocks: ByteArray) -> None:
+        """Take over ``count`` rows of stored ``blocks``."""
+        assert stored.packed is self.format
+        _native.pack_stored(
+            np.ascontiguousarray(blocks), stored, self.num_rows, self.num_columns, row_begin, count, self.data
+        )
+
+    def row(self, index: int) -> Float32Array:
+        """One row, widened to float32."""
+        values = np.empty(self.num_columns, np.float32)
+        _native.unpack_row(self.data, self.format, self.num_rows, index, values)
+        return values
