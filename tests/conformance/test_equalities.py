@@ -34,9 +34,17 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(scope="module")
-def base_config(model_path: Path) -> EngineConfig:
-    return EngineConfig(model=str(model_path), threads=1, kv_cache_bytes=16 << 20, block_size=16)
+BACKENDS = {
+    "torch": {"backend": "torch", "threads": 1},
+    "native": {"backend": "native", "threads": 2, "dtype": "float32"},
+    "native int8": {"backend": "native", "threads": 2, "dtype": "int8", "kv_cache_dtype": "int8"},
+    "native int4": {"backend": "native", "threads": 1, "dtype": "int4", "kv_cache_dtype": "float16"},
+}
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def base_config(request: pytest.FixtureRequest, model_path: Path) -> EngineConfig:
+    return EngineConfig(model=str(model_path), kv_cache_bytes=16 << 20, **BACKENDS[request.param])
 
 
 def requests() -> list[Request]:
@@ -122,14 +130,18 @@ def test_tokens_do_not_depend_on_what_the_cache_already_holds(base_config, alone
 
 def test_tokens_do_not_depend_on_being_preempted(base_config, alone):
     longest = max(len(r.prompt_token_ids) + (r.sampling.max_tokens or 0) for r in requests())
-    bytes_per_token = 2 * 2 * 2 * 16 * 4  # keys and values, layers, heads, head_dim, float32
-    small = msgspec.structs.replace(
-        base_config, kv_cache_bytes=(longest + 40) * bytes_per_token, max_model_len=longest, max_num_batched_tokens=64
-    )
-    engine = build_engine(small, NullProgress())
+    small = msgspec.structs.replace(base_config, max_model_len=longest, max_num_batched_tokens=64)
+    block_bytes = _kv_cache_bytes_per_block(small)
+    num_blocks = -(-longest // small.block_size) + 3
+    engine = build_engine(msgspec.structs.replace(small, kv_cache_bytes=num_blocks * block_bytes), NullProgress())
     assert answers(engine, requests()) == alone
     assert engine.stats().num_preemptions > 0
     engine.close()
+
+
+def _kv_cache_bytes_per_block(config: EngineConfig) -> int:
+    info = build_engine(config, NullProgress()).info
+    return info.kv_cache_bytes // info.num_blocks
 
 
 def test_the_order_of_arrival_does_not_change_tokens(base_config, alone):

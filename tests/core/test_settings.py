@@ -126,7 +126,7 @@ def test_a_variable_is_read_as_its_setting_says(name: str, text: str, value: obj
         ("max_body_bytes", "1.0001k", ("whole",)),
         ("keep_alive_s", "nan", ("nan", "finite")),
         ("keep_alive_s", "soon", ("'soon'", "number")),
-        ("dtype", "fp16", ("'fp16'", "auto, bfloat16, float16, float32")),
+        ("dtype", "fp16", ("'fp16'", "bfloat16", "int4")),
         ("log_requests", "maybe", ("'maybe'", "true or false")),
         ("host", "", ("''", "empty")),
         ("host", "a\x00b", ("NUL",)),

@@ -8,61 +8,41 @@ import pytest
 
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError
-from headrace.core.model_config import LayerConfig, ModelConfig
-from headrace.core.rope import RopeConfig
-from headrace.executor.memory_budget import available_memory_bytes, block_bytes, choose_num_blocks, num_blocks_for
+from headrace.executor.memory_budget import available_memory_bytes, choose_num_blocks
 
 MIB = 2**20
 GIB = 2**30
 
-# 2 (keys, values) x 4 layers x 2 heads x 16 wide x 4 bytes = 1 KiB a token, 16 KiB a block of 16 tokens
-MODEL = ModelConfig(
-    architecture="tiny",
-    vocab_size=100,
-    hidden_size=64,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    intermediate_size=128,
-    max_position=4096,
-    layers=(LayerConfig(RopeConfig(rotary_dim=16, theta=10_000.0)),) * 4,
-    norm_eps=1e-5,
-    attention_scale=0.25,
-)
-
-
-def test_a_budget_buys_whole_blocks_only() -> None:
-    assert block_bytes(MODEL, block_size=16, dtype_bytes=4) == 16 * 1024
-    assert num_blocks_for(10 * 16 * 1024 + 5, MODEL, block_size=16, dtype_bytes=4) == 10
-    assert num_blocks_for(10 * 16 * 1024, MODEL, block_size=16, dtype_bytes=2) == 20
+TOKEN_BYTES = 1024
+"""So a block of 16 tokens takes 16 KiB."""
 
 
 def test_the_default_is_what_all_sequences_at_full_length_can_use() -> None:
     config = EngineConfig(max_num_seqs=8)
-    assert choose_num_blocks(config, MODEL, 1000, 4, available_bytes=100 * GIB) == 8 * 63
+    assert choose_num_blocks(config, 1000, TOKEN_BYTES, available_bytes=100 * GIB) == 8 * 63
 
 
 def test_the_default_is_at_most_a_quarter_of_free_memory() -> None:
     config = EngineConfig(max_num_seqs=64)
-    assert choose_num_blocks(config, MODEL, 4096, 4, available_bytes=64 * MIB) == 16 * MIB // (16 * 1024)
+    assert choose_num_blocks(config, 4096, TOKEN_BYTES, available_bytes=64 * MIB) == 16 * MIB // (16 * 1024)
 
 
 def test_one_full_length_sequence_must_fit_or_the_refusal_names_numbers_and_flags() -> None:
     with pytest.raises(ConfigError) as caught:
-        choose_num_blocks(EngineConfig(), MODEL, 4096, 4, available_bytes=12 * MIB)
+        choose_num_blocks(EngineConfig(), 4096, TOKEN_BYTES, available_bytes=12 * MIB)
     for part in ("4096 tokens", "4.0 MiB", "12.0 MiB", "3.0 MiB", "3072 tokens", "--max-model-len", "--kv-cache-bytes"):
         assert part in caught.value.message
-    assert choose_num_blocks(EngineConfig(), MODEL, 3072, 4, available_bytes=12 * MIB) == 192
+    assert choose_num_blocks(EngineConfig(), 3072, TOKEN_BYTES, available_bytes=12 * MIB) == 192
 
 
 def test_an_explicit_budget_is_taken_as_it_is() -> None:
     config = EngineConfig(kv_cache_bytes=5 * 16 * 1024)
-    assert choose_num_blocks(config, MODEL, 4096, 4, available_bytes=0) == 5
+    assert choose_num_blocks(config, 4096, TOKEN_BYTES, available_bytes=0) == 5
 
 
 def test_an_explicit_budget_below_one_block_is_refused() -> None:
     with pytest.raises(ConfigError, match="16384 bytes") as caught:
-        choose_num_blocks(EngineConfig(kv_cache_bytes=16 * 1024 - 1), MODEL, 4096, 4, available_bytes=0)
+        choose_num_blocks(EngineConfig(kv_cache_bytes=16 * 1024 - 1), 4096, TOKEN_BYTES, available_bytes=0)
     assert caught.value.field == "kv_cache_bytes"
 
 

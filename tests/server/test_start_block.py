@@ -11,7 +11,14 @@ from headrace.server.start_block import start_block
 from tests.server.fakes import ScriptedClient
 
 INFO = msgspec.structs.replace(
-    ScriptedClient().info, num_parameters=134_515_008, stage_times_s={"resolve": 0.04, "weights": 2.5}
+    ScriptedClient().info,
+    num_parameters=134_515_008,
+    dtype="int4+int8",
+    weight_bytes=96_576_768,
+    backend="native",
+    kernels="avx2",
+    kv_cache_dtype="float16",
+    stage_times_s={"resolve": 0.04, "weights": 2.5},
 )
 
 
@@ -21,9 +28,10 @@ def test_the_block_says_what_runs_and_how_to_use_it() -> None:
     assert [line.strip() for line in lines[1:-2]] == [
         "model         tiny",
         "architecture  alphabet",
-        "dtype         float32 on none",
+        "dtype         int4+int8, 92.1 MiB",
+        "backend       native (avx2 kernels)",
         "parameters    134.5 M",
-        "KV cache      64 blocks of 16 = 1024 tokens, 1.0 MiB",
+        "KV cache      64 blocks of 16 = 1024 tokens, 1.0 MiB of float16",
         "concurrency   2.0 requests at the full length of 512 tokens",
         "limits        8 sequences, 512 tokens per step, 256 queued",
         "stages        resolve 0.0 s, weights 2.5 s",

@@ -114,17 +114,22 @@ def check_memory(config: ServeConfig) -> Finding:
             "memory", Status.FAIL, found, f"lower --kv-cache-bytes from {format_bytes(config.kv_cache_bytes)}"
         )
     if free < MIN_FREE_MEMORY_BYTES:
-        return Finding("memory", Status.WARN, found, "the default model in float32 wants 2 GiB; free some memory")
+        return Finding("memory", Status.WARN, found, "the default model wants 1 GiB; free some memory")
     return Finding("memory", Status.OK, found)
 
 
 def check_backend(config: ServeConfig) -> Finding:
-    version = installed_version("torch")
-    if version is None:
-        return Finding("backend", Status.FAIL, "torch is not installed", "pip install 'headrace[torch]'")
-    dtype = "float32" if config.dtype == "auto" else config.dtype
-    why = "the only backend of this release" if config.backend == "auto" else "asked for"
-    return Finding("backend", Status.OK, f"torch {version} on the CPU in {dtype} ({why})")
+    if config.backend == "torch":
+        version = installed_version("torch")
+        if version is None:
+            return Finding("backend", Status.FAIL, "torch is not installed", "pip install 'headrace[torch]'")
+        dtype = "float32" if config.dtype == "auto" else config.dtype
+        return Finding("backend", Status.OK, f"torch {version} on the CPU in {dtype} (asked for)")
+    from headrace.native._native import best_kernels
+
+    weights = "as the file has them" if config.dtype == "auto" else f"as {config.dtype}"
+    found = f"native with {best_kernels()} kernels, the best this CPU can run; weights {weights}"
+    return Finding("backend", Status.OK, found)
 
 
 def check_cache_folder(config: ServeConfig) -> Finding:

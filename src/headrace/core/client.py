@@ -11,7 +11,11 @@ from headrace.core.request import Request, RequestOutput
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a started engine says about itself; enough for limits, ``/v1/models`` and the start block."""
+    """What a started engine says about itself; enough for limits, ``/v1/models`` and the start block.
+
+    ``dtype`` names the formats of the weights, ``kernels`` the instruction set that was chosen, if there was one
+    to choose.
+    """
 
     model: str
     architecture: str
@@ -26,6 +30,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_num_queued_reqs: int = 256
+    kv_cache_dtype: str = "float32"
+    kernels: str = ""
+    weight_bytes: int = 0
     eos_token_ids: list[int] = []
     stage_times_s: dict[str, float] = {}
 

@@ -53,12 +53,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None, _meta("model", "file with a Jinja chat template to use instead of the model's own")
     ] = None
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        _meta("model", "type the weights are computed in; auto is float32 on a CPU"),
+        Literal["auto", "float32", "f32", "bfloat16", "bf16", "float16", "f16", "int8", "int4"],
+        _meta(
+            "model",
+            "type of the weights; auto keeps what the file has where the kernels can hold it (torch: float32)",
+        ),
     ] = "auto"
-    backend: Annotated[Literal["auto", "torch"], _meta("model", "what executes the model", aliases=("device",))] = (
-        "auto"
-    )
+    backend: Annotated[
+        Literal["auto", "native", "torch"],
+        _meta("model", "what executes the model; auto is native, torch is the slower reference", aliases=("device",)),
+    ] = "auto"
     threads: Annotated[
         _Threads | None, _meta("model", "CPU threads of the executor; default: the cores this process may use")
     ] = None
@@ -125,6 +129,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             aliases=("kv-cache-memory-bytes",),
         ),
     ] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "f32", "float16", "f16", "int8"],
+        _meta("cache", "type of the cached keys and values; auto is float16, or float32 beside float32 weights"),
+    ] = "auto"
     enable_prefix_caching: Annotated[bool, _meta("cache", "share KV blocks between requests with a common prefix")] = (
         True
     )

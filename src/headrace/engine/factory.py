@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 from headrace.cache.kv_cache import KVCacheManager
@@ -69,11 +70,31 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     with stages.timed("tokenizer"):
         tokenizer = load_tokenizer(path, config.tokenizer)
     with stages.timed("weights"):
-        executor, limits = _build_torch(config, checkpoint, model, progress)
+        backend = _BACKENDS[config.backend](config, checkpoint, model, progress)
+    limits = backend.limits
+    if limits.is_shortened:
+        logger.warning(
+            "max_model_len is %d and not the model's %d: that is what the KV cache holds; raise --kv-cache-bytes",
+            limits.max_model_len,
+            model.max_position,
+        )
     kv = KVCacheManager(limits.num_blocks, config.block_size, config.enable_prefix_caching)
     scheduler = Scheduler(kv, _policy(config), config.max_num_seqs, limits.max_model_len)
-    info = _info(config, model, limits, tokenizer, stages.times_s)
-    return Engine(scheduler, kv, executor, TokenizerTexts(tokenizer), WallClock(), info)
+    info = _info(config, model, backend, tokenizer, stages.times_s)
+    return Engine(scheduler, kv, backend.executor, TokenizerTexts(tokenizer), WallClock(), info)
+
+
+@dataclass(frozen=True, slots=True)
+class _Backend:
+    """An executor with what there is to say about it."""
+
+    name: str
+    executor: Executor
+    limits: Limits
+    dtype: str
+    kv_cache_dtype: str
+    weight_bytes: int
+    kernels: str = ""
 
 
 def num_threads(config: EngineConfig) -> int:
@@ -86,9 +107,31 @@ def _policy(config: EngineConfig) -> SchedulingPolicy:
     return policies[config.scheduling_policy](config.max_num_batched_tokens)
 
 
-def _build_torch(
-    config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, progress: Progress
-) -> tuple[Executor, Limits]:
+def _build_native(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, progress: Progress) -> _Backend:
+    from headrace.executor.native_executor import NativeExecutor, kv_format, kv_token_bytes, runtime_sizes
+    from headrace.executor.native_weights import pack_model, weight_choice
+    from headrace.native.program import NativeProgram
+
+    threads = num_threads(config)
+    choice = weight_choice(config.dtype)
+    with _reported(progress, "weights") as report:
+        packed = pack_model(checkpoint, model, choice, threads, report)
+    program = NativeProgram.build(model, packed.matrices, packed.vectors)
+    cache = kv_format(config.kv_cache_dtype, choice)
+    limits = resolve_limits(config, model, kv_token_bytes(model, cache), available_memory_bytes())
+    executor = NativeExecutor(program, runtime_sizes(config, limits.num_blocks, limits.max_model_len, threads), cache)
+    return _Backend(
+        name="native",
+        executor=executor,
+        limits=limits,
+        dtype=packed.formats,
+        kv_cache_dtype=cache.label,
+        weight_bytes=packed.num_bytes,
+        kernels=program.kernels,
+    )
+
+
+def _build_torch(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, progress: Progress) -> _Backend:
     if find_spec("torch") is None:
         raise ConfigError("the torch backend needs torch; install it with: pip install 'headrace[torch]'", "backend")
     # torch's threads busy-wait for each other by default; where cores are shared, that stalls a step tenfold
@@ -97,36 +140,43 @@ def _build_torch(
     from headrace.model.weights import load_weights
 
     dtype = torch_dtype(config.dtype)
+    name = str(dtype).removeprefix("torch.")
+    if config.kv_cache_dtype != "auto" and torch_dtype(config.kv_cache_dtype) is not dtype:
+        raise ConfigError(
+            f"kv_cache_dtype is {config.kv_cache_dtype!r}, but torch keeps keys and values in the weights' {name}; "
+            "leave --kv-cache-dtype out, or choose --backend native",
+            "kv_cache_dtype",
+        )
     with _reported(progress, "weights") as report:
         weights = load_weights(checkpoint, model, dtype, report)
-    limits = resolve_limits(config, model, dtype.itemsize, available_memory_bytes())
-    if limits.is_shortened:
-        logger.warning(
-            "max_model_len is %d and not the model's %d: that is what the KV cache holds; raise --kv-cache-bytes",
-            limits.max_model_len,
-            model.max_position,
-        )
+    limits = resolve_limits(config, model, model.kv_bytes_per_token(dtype.itemsize), available_memory_bytes())
     executor = create_torch_executor(model, weights, limits.num_blocks, config.block_size, num_threads(config))
-    return executor, limits
+    return _Backend("torch", executor, limits, name, name, sum(weight.nbytes for weight in weights.values()))
+
+
+_BACKENDS = {"auto": _build_native, "native": _build_native, "torch": _build_torch}
 
 
 def _info(
-    config: EngineConfig, model: ModelConfig, limits: Limits, tokenizer: Tokenizer, times_s: dict[str, float]
+    config: EngineConfig, model: ModelConfig, backend: _Backend, tokenizer: Tokenizer, times_s: dict[str, float]
 ) -> EngineInfo:
     return EngineInfo(
         model=config.model,
         architecture=model.architecture,
-        dtype="float32" if config.dtype == "auto" else config.dtype,
-        backend="torch",
+        dtype=backend.dtype,
+        backend=backend.name,
         num_parameters=model.num_parameters,
         vocab_size=model.vocab_size,
-        max_model_len=limits.max_model_len,
+        max_model_len=backend.limits.max_model_len,
         block_size=config.block_size,
-        num_blocks=limits.num_blocks,
-        kv_cache_bytes=limits.kv_cache_bytes,
+        num_blocks=backend.limits.num_blocks,
+        kv_cache_bytes=backend.limits.kv_cache_bytes,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_queued_reqs=config.max_num_queued_reqs,
+        kv_cache_dtype=backend.kv_cache_dtype,
+        kernels=backend.kernels,
+        weight_bytes=backend.weight_bytes,
         eos_token_ids=sorted(tokenizer.eos_token_ids.union(model.eos_token_ids)),
         stage_times_s=times_s,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError
 from headrace.core.model_config import ModelConfig
-from headrace.executor.memory_budget import FREE_MEMORY_SHARE, block_bytes, choose_num_blocks
+from headrace.executor.memory_budget import FREE_MEMORY_SHARE, choose_num_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +23,20 @@ class Limits:
     is_shortened: bool
 
 
-def resolve_limits(config: EngineConfig, model: ModelConfig, dtype_bytes: int, available_bytes: int) -> Limits:
+def resolve_limits(config: EngineConfig, model: ModelConfig, token_bytes: int, available_bytes: int) -> Limits:
     """Settle lengths and blocks so that one sequence of the longest kind always fits the pool.
 
-    A length that was asked for is kept or refused; one that was not is shortened to what memory holds.
-    Raises ``ConfigError`` with the numbers and the flags that would fix it.
+    ``token_bytes`` are the bytes of one token's keys and values in all layers. A length that was asked for is
+    kept or refused; one that was not is shortened to what memory holds. Raises ``ConfigError`` with the
+    numbers and the flags that would fix it.
     """
     budget_bytes = config.kv_cache_bytes or available_bytes // FREE_MEMORY_SHARE
-    size = block_bytes(model, config.block_size, dtype_bytes)
+    size = token_bytes * config.block_size
     affordable_tokens = budget_bytes // size * config.block_size
     wanted = _wanted_len(config, model)
     may_shorten = config.max_model_len is None and affordable_tokens > 0
     max_model_len = min(wanted, affordable_tokens) if may_shorten else wanted
-    num_blocks = choose_num_blocks(config, model, max_model_len, dtype_bytes, available_bytes)
+    num_blocks = choose_num_blocks(config, max_model_len, token_bytes, available_bytes)
     if num_blocks * config.block_size < max_model_len:
         raise ConfigError(
             f"kv_cache_bytes {budget_bytes} holds {num_blocks * config.block_size} tokens, but one sequence of "

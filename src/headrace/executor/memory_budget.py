@@ -11,7 +11,6 @@ from pathlib import Path
 
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError
-from headrace.core.model_config import ModelConfig
 
 FREE_MEMORY_SHARE = 4
 """The default KV cache takes at most one in this many bytes of free memory."""
@@ -20,30 +19,18 @@ _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def block_bytes(model: ModelConfig, block_size: int, dtype_bytes: int) -> int:
-    """Bytes of the keys and values of one block in all layers."""
-    return model.kv_bytes_per_token(dtype_bytes) * block_size
-
-
-def num_blocks_for(num_bytes: int, model: ModelConfig, block_size: int, dtype_bytes: int) -> int:
-    """How many KV blocks fit into ``num_bytes``."""
-    return num_bytes // block_bytes(model, block_size, dtype_bytes)
-
-
-def choose_num_blocks(
-    config: EngineConfig, model: ModelConfig, max_model_len: int, dtype_bytes: int, available_bytes: int
-) -> int:
+def choose_num_blocks(config: EngineConfig, max_model_len: int, token_bytes: int, available_bytes: int) -> int:
     """Blocks of the KV cache: what ``kv_cache_bytes`` buys, or by default what the model and machine suggest.
 
-    The default is what ``max_num_seqs`` sequences of ``max_model_len`` tokens can use, at most a quarter of
-    ``available_bytes``. Raises ``ConfigError`` if the default cannot hold one such sequence, or an explicit
-    budget not one block.
+    ``token_bytes`` are the bytes of one token's keys and values in all layers. The default is what
+    ``max_num_seqs`` sequences of ``max_model_len`` tokens can use, at most a quarter of ``available_bytes``.
+    Raises ``ConfigError`` if the default cannot hold one such sequence, or an explicit budget not one block.
     """
-    size = block_bytes(model, config.block_size, dtype_bytes)
+    size = token_bytes * config.block_size
     if config.kv_cache_bytes is not None:
         return _blocks_of_budget(config.kv_cache_bytes, size, config.block_size)
     blocks_per_sequence = -(-max_model_len // config.block_size)
-    affordable = num_blocks_for(available_bytes // FREE_MEMORY_SHARE, model, config.block_size, dtype_bytes)
+    affordable = available_bytes // FREE_MEMORY_SHARE // size
     if affordable < blocks_per_sequence:
         raise ConfigError(
             f"one sequence of max_model_len {max_model_len} tokens needs {_shown(blocks_per_sequence * size)} of KV "

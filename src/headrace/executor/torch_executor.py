@@ -32,8 +32,11 @@ _NOT_FINITE = "the model computed NaN or infinite values for this sequence"
 _DTYPES = {
     "auto": torch.float32,  # the only type CPUs are sure to be fast in
     "float32": torch.float32,
+    "f32": torch.float32,
     "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
     "float16": torch.float16,
+    "f16": torch.float16,
 }
 
 
@@ -53,7 +56,10 @@ def torch_dtype(name: str) -> torch.dtype:
     """The type that a ``dtype`` setting means here. Raises ``ConfigError`` for an unknown name."""
     dtype = _DTYPES.get(name)
     if dtype is None:
-        raise ConfigError(f"dtype is {name!r} but must be one of {', '.join(_DTYPES)}", "dtype")
+        raise ConfigError(
+            f"dtype is {name!r} but torch computes in one of {', '.join(_DTYPES)}; choose one, or --backend native",
+            "dtype",
+        )
     return dtype
 
 

@@ -16,11 +16,12 @@ def start_block(info: EngineInfo, config: ServeConfig, model_name: str, url: str
     rows = {
         "model": model_name,
         "architecture": info.architecture,
-        "dtype": f"{info.dtype} on {info.backend}",
+        "dtype": f"{info.dtype}, {format_bytes(info.weight_bytes)}",
+        "backend": f"{info.backend} ({info.kernels} kernels)" if info.kernels else info.backend,
         "parameters": _count(info.num_parameters),
         "KV cache": (
             f"{info.num_blocks} blocks of {info.block_size} = {info.num_kv_tokens} tokens, "
-            f"{format_bytes(info.kv_cache_bytes)}"
+            f"{format_bytes(info.kv_cache_bytes)} of {info.kv_cache_dtype}"
         ),
         "concurrency": (
             f"{info.num_kv_tokens / info.max_model_len:.1f} requests at the full length of {info.max_model_len} tokens"

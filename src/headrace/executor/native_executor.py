@@ -1,0 +1,138 @@
+"""Runs plans with the native program: flatten, one call into C++, sample. Needs no torch.
+
+Owns the runtime (KV memory, arena, threads) and no state per sequence. Does not know the scheduler, requests,
+or time beyond the length of a step.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.config import EngineConfig
+from headrace.core.errors import ConfigError
+from headrace.core.forward_batch import ForwardBatch
+from headrace.core.model_config import ModelConfig
+from headrace.core.request import TokenLogprobs
+from headrace.core.step import StepPlan, StepResult, TokenMask
+from headrace.executor.native_weights import WeightChoice
+from headrace.native.operations import BLOCK_SIZE_STEP, KvFormat
+from headrace.native.program import NativeProgram, NativeRuntime, RuntimeSizes
+from headrace.native.sampler import NativeSampler
+
+_NOT_FINITE = "the model computed NaN or infinite values for this sequence"
+
+_KV_FORMATS = {
+    "float32": KvFormat.F32,
+    "f32": KvFormat.F32,
+    "float16": KvFormat.F16,
+    "f16": KvFormat.F16,
+    "int8": KvFormat.INT8,
+}
+
+
+def kv_format(kv_cache_dtype: str, weights: WeightChoice) -> KvFormat:
+    """What a ``kv_cache_dtype`` setting asks for; by default half precision, except beside float32 weights."""
+    if kv_cache_dtype == "auto":
+        return KvFormat.F32 if weights is WeightChoice.F32 else KvFormat.F16
+    return _KV_FORMATS[kv_cache_dtype]
+
+
+def kv_token_bytes(config: ModelConfig, kv: KvFormat) -> int:
+    """Bytes of one token's keys and values in all layers, an int8 cache's scales included."""
+    if kv is KvFormat.INT8:
+        return config.kv_bytes_per_token(1) + 2 * config.num_layers * config.num_kv_heads * 4
+    return config.kv_bytes_per_token(4 if kv is KvFormat.F32 else 2)
+
+
+def runtime_sizes(config: EngineConfig, num_blocks: int, max_model_len: int, threads: int) -> RuntimeSizes:
+    """Sizes of the runtime that ``config`` asks for. Raises ``ConfigError`` for blocks the kernels cannot read."""
+    if config.block_size % BLOCK_SIZE_STEP:
+        raise ConfigError(
+            f"block_size is {config.block_size} but the native kernels read keys {BLOCK_SIZE_STEP} positions at a "
+            f"time; choose a multiple of {BLOCK_SIZE_STEP}, or --backend torch",
+            "block_size",
+        )
+    return RuntimeSizes(
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_tokens=config.max_num_batched_tokens,
+        max_sequences=config.max_num_seqs,
+        max_context=max_model_len,
+        num_threads=threads,
+    )
+
+
+class NativeExecutor:
+    """Implements ``core.step.Executor`` over a compiled program. One thread only.
+
+    A sequence for which something not finite was computed fails at once, even in the middle of its prompt,
+    and what it wrote to the KV memory is cleared.
+    """
+
+    def __init__(self, program: NativeProgram, sizes: RuntimeSizes, kv_format: KvFormat) -> None:
+        self._runtime = NativeRuntime(program, sizes, kv_format)
+        self._sampler = NativeSampler(program.config.vocab_size, self._runtime.pool)
+        self._block_size = sizes.block_size
+        self._max_rows = sizes.max_sequences
+
+    @property
+    def num_blocks(self) -> int:
+        return self._runtime.num_blocks
+
+    def execute(self, plan: StepPlan, token_mask: TokenMask | None) -> StepResult:
+        started = time.perf_counter()
+        batch = ForwardBatch.from_plan(plan, self._block_size)
+        failed = self._fail_unusable(plan, batch, self._runtime.forward(batch))
+        seq_ids = [item.seq_id for item in plan.scheduled if item.sample is not None]
+        specs = [item.sample for item in plan.scheduled if item.sample is not None]
+        prompt_logprobs = self._prompt_logprobs(plan, batch, failed)
+        if not specs:
+            return StepResult([], time.perf_counter() - started, prompt_logprobs=prompt_logprobs, failed=failed)
+        sampled = self._sampler.sample(self._runtime.logits(batch.logit_rows), specs, token_mask)
+        failed = {seq_ids[row]: message for row, message in sampled.failed.items()} | failed
+        return StepResult(
+            sampled_token_ids=[
+                -1 if seq_id in failed else token_id
+                for seq_id, token_id in zip(seq_ids, sampled.token_ids, strict=True)
+            ],
+            elapsed_s=time.perf_counter() - started,
+            logprobs={seq_ids[row]: entry for row, entry in sampled.logprobs.items() if seq_ids[row] not in failed},
+            prompt_logprobs=prompt_logprobs,
+            failed=failed,
+        )
+
+    def close(self) -> None:
+        """Nothing to do: memory and threads go with the executor."""
+
+    def _fail_unusable(self, plan: StepPlan, batch: ForwardBatch, is_finite: NDArray[np.bool_]) -> dict[int, str]:
+        """Messages, by sequence id, for sequences with values that are not finite; clears what they wrote."""
+        if is_finite.all():
+            return {}
+        failed = {}
+        for row in np.flatnonzero(~is_finite):
+            self._runtime.clear_slots(batch.slot_mapping[batch.query_start[row] : batch.query_start[row + 1]])
+            failed[plan.scheduled[row].seq_id] = _NOT_FINITE
+        return failed
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, batch: ForwardBatch, failed: dict[int, str]
+    ) -> dict[int, list[TokenLogprobs]]:
+        """Log-probabilities of prompt tokens by sequence id, a bounded number of logit rows at a time."""
+        reported: dict[int, list[TokenLogprobs]] = {}
+        for item, first_row in zip(plan.scheduled, batch.query_start[:-1].tolist(), strict=True):
+            spec = item.prompt_logprobs
+            if spec is None or item.seq_id in failed:
+                continue
+            entries: list[TokenLogprobs] = []
+            for start in range(0, len(spec.target_token_ids), self._max_rows):
+                targets = spec.target_token_ids[start : start + self._max_rows]
+                first = first_row + spec.first_row + start
+                rows = np.arange(first, first + len(targets), dtype=np.int32)
+                entries += self._sampler.token_logprobs(
+                    self._runtime.logits(rows), targets, [spec.num_top] * len(targets)
+                )
+            reported[item.seq_id] = entries
+        return reported
