@@ -121,9 +121,8 @@ class EngineChild:
         self.send(Shutdown())
         try:
             await self._wait_exit(grace_s)
-            if self._process.returncode is None:
-                self._process.terminate()
-                await self._wait_exit(grace_s)
+            _signal(self._process, signal.SIGTERM)
+            await self._wait_exit(grace_s)
         finally:
             ending = await self.kill()
         return ending
@@ -187,9 +186,19 @@ async def _first_of_hello_and_exit(
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
     """Kill and reap; shielded, because a cancelled caller must not leave a child behind."""
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
+    _signal(process, signal.SIGKILL)
     await asyncio.shield(process.wait())
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Signal a process that has not been reaped.
+
+    Not by ``process.send_signal``: that polls first, and a child that has just exited is then reaped behind the
+    back of the event loop, which reports exit code 255 for it. Until the loop reaps it, its id is not reused.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 async def _cancel(task: asyncio.Task[object]) -> None:
