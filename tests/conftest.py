@@ -1,0 +1,16 @@
+"""What holds for every test."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts_work() -> Iterator[None]:
+    """A shell starts what it runs in the background deaf to Ctrl-C, children included; here it must be heard."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
