@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import headrace.server.routes as table
-from headrace.server.app import default_model_name
+from headrace.server.model_names import default_model_name
 from tests.server.fakes import END, START
 from tests.server.harness import MODEL, RunningServer, error_of, running_server
 

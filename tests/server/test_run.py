@@ -131,7 +131,7 @@ def test_a_served_model_answers_and_ends_with_sigterm(process: tuple[subprocess.
     assert answer["choices"][0]["finish_reason"] in ("length", "stop")
     assert answer["model"] == Path(answer["model"]).name, "no path of the server in an answer"
     with httpx.stream(
-        "POST", f"{url}/completions", json={"prompt": "x", "max_tokens": 400, "stream": True, "ignore_eos": True}
+        "POST", f"{url}/completions", json={"prompt": "x", "max_tokens": 100, "stream": True, "ignore_eos": True}
     ) as response:
         events = response.iter_lines()
         assert next(events).startswith("data: ")

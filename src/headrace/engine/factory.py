@@ -9,9 +9,11 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 from headrace.cache.kv_cache import KVCacheManager
 from headrace.checkpoint.checkpoint import Checkpoint
@@ -67,10 +69,11 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
         path = resolve_model(config.model, progress)
         checkpoint = open_checkpoint(path)
         model = parse_model_config(checkpoint)
-    with stages.timed("tokenizer"):
-        tokenizer = load_tokenizer(path, config.tokenizer)
-    with stages.timed("weights"):
-        backend = _BACKENDS[config.backend](config, checkpoint, model, progress)
+    with ThreadPoolExecutor(1, "tokenizer") as beside:
+        loading = beside.submit(_load_tokenizer, path, config, stages)
+        with stages.timed("weights"):
+            backend = _BACKENDS[config.backend](config, checkpoint, model, progress)
+        tokenizer = loading.result()
     limits = backend.limits
     if limits.is_shortened:
         logger.warning(
@@ -82,6 +85,11 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     scheduler = Scheduler(kv, _policy(config), config.max_num_seqs, limits.max_model_len)
     info = _info(config, model, backend, tokenizer, stages.times_s)
     return Engine(scheduler, kv, backend.executor, TokenizerTexts(tokenizer), WallClock(), info)
+
+
+def _load_tokenizer(path: Path, config: EngineConfig, stages: _Stages) -> Tokenizer:
+    with stages.timed("tokenizer"):
+        return load_tokenizer(path, config.tokenizer)
 
 
 @dataclass(frozen=True, slots=True)

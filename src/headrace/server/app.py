@@ -33,6 +33,7 @@ from headrace.server.context import DrainSwitch, ServerContext, ServerMetrics, T
 from headrace.server.errors import status_refusal
 from headrace.server.event_stream import KEEP_ALIVE_S
 from headrace.server.limits import BodyLimits, HeaderLimits, HostCheck
+from headrace.server.model_names import model_names
 from headrace.server.openapi import openapi_document
 from headrace.server.prompts import ChatEncoder, PromptReader
 from headrace.server.routes import ROUTES, RouteSpec
@@ -74,7 +75,7 @@ def create_context(
             chat_template=tokenizer.chat_template,
         ),
         config=config,
-        model_names=config.served_model_name or (default_model_name(config.model),),
+        model_names=model_names(config),
         metrics=metrics,
         clock=WallClock(),
         drain=DrainSwitch(),
@@ -83,16 +84,6 @@ def create_context(
         created=int(time.time()),
         keep_alive_comment_s=KEEP_ALIVE_S,
     )
-
-
-def default_model_name(reference: str) -> str:
-    """The name of a model that was given none: its reference, or the last part of a path.
-
-    Clients see this name, and where a file lies on the server is not theirs to know.
-    """
-    if reference.startswith("hf:"):
-        return reference.removeprefix("hf:")
-    return reference.rstrip("/").rpartition("/")[2].removesuffix(".gguf") or reference
 
 
 def app_of(context: ServerContext) -> Starlette:

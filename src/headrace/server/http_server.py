@@ -38,9 +38,19 @@ class HttpServer(uvicorn.Server):
         close_engine: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(_uvicorn_config(app, config, limits))
+        self._app = app
         self._drain = drain
         self._close_engine = close_engine
         self._drain_deadline: float | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until told to stop.
+
+        The application's lifespan is entered here: a task of its own, as uvicorn has it, is left over and complains
+        when serving is cancelled before it has begun.
+        """
+        async with self._app.router.lifespan_context(self._app):
+            await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Signal handler: begin to drain; the second time, stop now."""
@@ -73,7 +83,7 @@ def _uvicorn_config(app: Starlette, config: ServeConfig, limits: ConnectionLimit
         app,
         http=partial(GuardedHttpProtocol, limits=limits),  # type: ignore[arg-type]
         ws="none",
-        lifespan="on",
+        lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,

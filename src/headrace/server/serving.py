@@ -1,0 +1,56 @@
+"""The part of a running server that does not need an engine to be built: texts, application, HTTP.
+
+A module of its own, so that it can be imported and loaded while the engine process starts: together that takes as
+long as the engine needs for a small model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from pathlib import Path
+
+from headrace.core.config import ServeConfig
+from headrace.engine.chat_prompt import ChatEncoder, load_chat_encoder
+from headrace.engine.metrics import Metrics
+from headrace.engine.supervisor import EngineSupervisor
+from headrace.engine.tokenizer import Tokenizer, load_tokenizer
+from headrace.server.app import app_of, create_context
+from headrace.server.http_protocol import limits_of
+from headrace.server.http_server import HttpServer
+from headrace.server.listener import url_of
+from headrace.server.model_names import model_names
+from headrace.server.start_block import start_block
+from headrace.server.traffic import log_status
+
+
+class Serving:
+    """Serves a started engine over HTTP."""
+
+    def __init__(self, config: ServeConfig, tokenizer: Tokenizer, chat: ChatEncoder | None) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._chat = chat
+
+    @classmethod
+    def load(cls, config: ServeConfig, path: Path) -> Serving:
+        """Load the tokenizer and the chat template of the model at ``path``. Raises ``ConfigError``."""
+        tokenizer = load_tokenizer(path, config.tokenizer)
+        return cls(config, tokenizer, load_chat_encoder(tokenizer, config.chat_template))
+
+    def start_block(self, supervisor: EngineSupervisor, sock: socket.socket) -> str:
+        """What to print when everything is up."""
+        name = model_names(self._config)[0]
+        return start_block(supervisor.info, self._config, name, url_of(sock), self._chat is not None)
+
+    async def run(self, supervisor: EngineSupervisor, metrics: Metrics, sock: socket.socket) -> None:
+        """Serve until told to stop; from here on the HTTP server takes the signals."""
+        context = create_context(supervisor, self._tokenizer, self._chat, self._config, metrics)
+        server = HttpServer(app_of(context), self._config, limits_of(self._config), context.drain, supervisor.close)
+        status = asyncio.create_task(log_status(context.clock, context.traffic, lambda: supervisor.last_stats))
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+        try:
+            await server.serve(sockets=[sock])
+        finally:
+            status.cancel()
