@@ -1,0 +1,1 @@
+"""Those who take part in ``benchmarks/peers.py``, and what they are measured with."""
