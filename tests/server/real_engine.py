@@ -36,6 +36,7 @@ def tiny_backend(folder: Path, **settings: object) -> Backend:
         "model": str(folder),
         "max_model_len": MAX_MODEL_LEN,
         "block_size": BLOCK_SIZE,
+        "kv_cache_dtype": "float32",
         "kv_cache_bytes": NUM_BLOCKS * BLOCK_SIZE * KV_BYTES_PER_TOKEN,
         "max_num_batched_tokens": 64,
         "max_num_seqs": 16,
