@@ -255,11 +255,22 @@ class EngineSupervisor:
         if self._failure is not None:
             self._streams.fail_all(self._failure.error())
         self._streams.fail_all(EngineDead("the engine process ended while this request was running; try again"))
-        if self._closing is not None and was_up_since is not None:
-            logger.info("the engine process %s", await child.stop(self._limits.stop_grace_s))
-        else:
-            logger.error("the engine process (pid %d) %s", child.pid, await child.kill())
+        self.last_stats = None
+        level = self._level_of_end(was_up_since is not None)
+        is_orderly = self._closing is not None and was_up_since is not None
+        ending = await (child.stop(self._limits.stop_grace_s) if is_orderly else child.kill())
+        logger.log(level, "the engine process (pid %d) %s", child.pid, ending)
         return 0.0 if was_up_since is None else self._clock.now() - was_up_since
+
+    def _level_of_end(self, was_up: bool) -> int:
+        """How much an operator should care: an end that was asked for, or that ``start`` explains, is no error."""
+        if self._closing is not None:
+            return logging.INFO if was_up else logging.DEBUG
+        return logging.DEBUG if self._start_tells_failure else logging.ERROR
+
+    @property
+    def _start_tells_failure(self) -> bool:
+        return self._failure is not None and not self._first_ready.is_set()
 
     async def _ping(self, child: EngineChild) -> None:
         while True:
@@ -280,7 +291,8 @@ class EngineSupervisor:
                 self._become_ready(info)
             case Failed():
                 self._failure = message
-                logger.error("the engine process failed: %s", message.message)
+                level = logging.DEBUG if self._start_tells_failure else logging.ERROR
+                logger.log(level, "the engine process failed: %s", message.message)
             case _:
                 self._show_progress(message)
 
@@ -296,6 +308,8 @@ class EngineSupervisor:
         self._signs.note_tick_age(0.0, self._up_since)
         self._streams.admit_for(info)
         self._metrics.engine_started(info)
+        if self._first_ready.is_set():
+            logger.info("the engine is ready again (restart %d)", self.num_restarts)
         self._first_ready.set()
 
     def _show_progress(self, message: FromEngine) -> None:
