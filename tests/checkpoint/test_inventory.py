@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,23 @@ def test_removing_what_is_not_there_says_what_is(tmp_path: Path) -> None:
         remove_model(TINY, ModelCache(tmp_path / "empty"))
     with pytest.raises(ConfigError, match=r"the cache holds pypi:tiny==1\.0"):
         remove_model(ALIASES["smollm2"], filled_cache(tmp_path))
+
+
+def test_a_damaged_model_can_be_removed(tmp_path: Path) -> None:
+    cache = ModelCache(tmp_path)
+    smollm2 = ALIASES["smollm2"]
+    cache.folder(smollm2).mkdir(parents=True)
+    (cache.folder(smollm2) / "half.gguf").write_bytes(bytes(1000))
+    assert cache.find(smollm2) is None
+    assert remove_model(smollm2, cache).num_bytes == 1000
+    assert not cache.folder(smollm2).exists()
+
+
+@pytest.mark.parametrize("look", [list_models, lambda cache: cache.find(TINY), lambda cache: remove_model(TINY, cache)])
+def test_a_cache_one_cannot_look_into_is_explained(tmp_path: Path, look: Callable[[ModelCache], object]) -> None:
+    cache = ModelCache(tmp_path / ("x" * 300))  # a name no file system takes: closed to root too
+    with pytest.raises(ConfigError, match=r"cannot be read: File name too long; .*HEADRACE_CACHE_DIR"):
+        look(cache)
 
 
 def test_a_model_that_is_in_use_can_be_removed(tmp_path: Path) -> None:

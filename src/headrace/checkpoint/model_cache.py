@@ -48,20 +48,29 @@ class ModelCache:
         self._locks = self._models / ".locks"
 
     def find(self, model: PackagedModel) -> Path | None:
-        """The model's file, if it is here and as long as it should be."""
-        files = list(self.folder(model).glob("*.gguf"))
-        if len(files) != 1:
-            return None
-        is_whole = model.num_bytes is None or files[0].stat().st_size == model.num_bytes
-        return files[0] if is_whole else None
+        """The model's file, if it is here and as long as it should be. Raises ``ConfigError`` if one cannot look."""
+        with self._explained("read"):
+            files = list(self.folder(model).glob("*.gguf"))
+            if len(files) != 1:
+                return None
+            is_whole = model.num_bytes is None or files[0].stat().st_size == model.num_bytes
+            return files[0] if is_whole else None
 
     def folder(self, model: PackagedModel) -> Path:
         return self._packages / model.name / model.version
 
+    def held_bytes(self, model: PackagedModel) -> int | None:
+        """What the model's folder takes on disk, whole or damaged; ``None`` if there is none."""
+        with self._explained("read"):
+            folder = self.folder(model)
+            return sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else None
+
     def entries(self) -> list[CachedModel]:
-        """All models that are here, by name and version."""
+        """All models that are here, by name and version. Raises ``ConfigError`` if one cannot look."""
         found = []
-        for folder in sorted(self._packages.glob("*/*")):
+        with self._explained("read"):
+            folders = sorted(self._packages.glob("*/*"))
+        for folder in folders:
             try:
                 model = packaged_model(f"{folder.parent.name}=={folder.name}")
             except ConfigError:
@@ -106,8 +115,8 @@ class ModelCache:
         return folder / staged.name
 
     def remove(self, model: PackagedModel) -> None:
-        """Delete the model's folder. Raises ``ConfigError`` while another process is fetching it."""
-        with self._open_lock(_key(model)) as lock:
+        """Delete the model's folder. Raises ``ConfigError`` if it may not, or while another process is fetching it."""
+        with self._explained("changed"), self._open_lock(_key(model)) as lock:
             if not _try_lock(lock):
                 raise ConfigError(f"{model.reference} is being fetched by another process; try again later", "model")
             folder = self.folder(model)
@@ -118,6 +127,17 @@ class ModelCache:
             shutil.rmtree(doomed)
             if not any(folder.parent.iterdir()):
                 folder.parent.rmdir()
+
+    @contextmanager
+    def _explained(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"the model cache {self.root} cannot be {done}: {error.strerror or error}; give this user access to "
+                f"it, or set {CACHE_VARIABLE} to another folder",
+                CACHE_VARIABLE,
+            ) from error
 
     def _open_lock(self, key: str) -> TextIO:
         # Lock files are never deleted: two processes could then hold locks on two files of one name.

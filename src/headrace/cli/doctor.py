@@ -157,7 +157,8 @@ def check_model(config: ServeConfig) -> Finding:
     try:
         path = locate_model(config.model, ModelCache(cache_folder()))
     except ConfigError as error:
-        if config.model in ALIASES or config.model.startswith(("pypi:", "hf:")):
+        is_fetchable = config.model in ALIASES or config.model.startswith(("pypi:", "hf:"))
+        if is_fetchable and error.field == "model":
             remedy = f"the first start fetches it; headrace models pull {config.model} does so now"
             return Finding("model", Status.WARN, f"{config.model} is not on this machine yet", remedy)
         return Finding("model", Status.FAIL, config.model, error.message)
@@ -168,7 +169,10 @@ def check_cached_models(config: ServeConfig) -> Finding:
     from headrace.checkpoint.model_cache import ModelCache
     from headrace.checkpoint.reference import cache_folder
 
-    entries = ModelCache(cache_folder()).entries()
+    try:
+        entries = ModelCache(cache_folder()).entries()
+    except ConfigError as error:
+        return Finding("cached models", Status.WARN, "unknown", error.message)
     found = ", ".join(f"{entry.model.reference} ({format_bytes(entry.num_bytes)})" for entry in entries)
     return Finding("cached models", Status.OK, found or "none")
 

@@ -42,8 +42,8 @@ def usable_cores(quota: str) -> float:
 
 
 def nearest_folder(path: Path) -> Path:
-    """``path`` or its closest ancestor that exists."""
-    return next(folder for folder in (path, *path.parents) if folder.exists())
+    """``path`` or its closest ancestor that exists, as far as this user can see."""
+    return next(folder for folder in (path, *path.parents) if _is_seen(folder))
 
 
 def write_error(folder: Path) -> str:
@@ -65,6 +65,13 @@ def port_error(host: str, port: int) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+def _is_seen(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # below a folder that is closed to this user, or with a name no file system takes
+        return False
 
 
 def _cpuinfo_fields(text: str) -> dict[str, str]:
