@@ -17,6 +17,7 @@ from headrace.core.sampling import SamplingParams
 from headrace.core.step import SampleSpec
 from headrace.model.sampler import Sampler
 from tests.model.reference_sampler import reference_row
+from tests.model.sample_specs import any_spec, bitmask
 
 torch.set_num_threads(1)
 
@@ -39,16 +40,6 @@ def _sample(logits: torch.Tensor, specs: list[SampleSpec], token_mask: np.ndarra
 def _expected(logits: torch.Tensor, specs: list[SampleSpec]) -> list[int]:
     rows = [reference_row(row, spec).token_id for row, spec in zip(logits.numpy(), specs, strict=True)]
     return [NO_TOKEN if token is None else token for token in rows]
-
-
-def _mask(rows: list[list[bool]]) -> np.ndarray:
-    """Bitmask of allowed tokens, built bit by bit."""
-    words = np.zeros((len(rows), -(-len(rows[0]) // 32)), dtype=np.uint32)
-    for row, allowed in enumerate(rows):
-        for token, is_allowed in enumerate(allowed):
-            if is_allowed:
-                words[row, token // 32] |= np.uint32(1 << (token % 32))
-    return words.view(np.int32)
 
 
 # -- each parameter against the definition ---------------------------------------------------------------
@@ -167,7 +158,7 @@ def test_the_token_mask_allows_exactly_its_bits() -> None:
     logits = _logits(20, vocab_size)
     specs = [_spec(seed=row, temperature=float(row % 2)) for row in range(20)]
     expected = [reference_row(logits[row].numpy(), specs[row], allowed[row]).token_id for row in range(20)]
-    sampled = _sample(logits, specs, _mask(allowed))
+    sampled = _sample(logits, specs, bitmask(allowed))
     assert sampled.token_ids == expected
     assert all(allowed[row][token] for row, token in enumerate(sampled.token_ids))
 
@@ -262,7 +253,7 @@ def test_rows_drawn_in_turns_are_the_same_as_rows_drawn_at_once(monkeypatch: pyt
 def test_the_logits_are_left_unchanged() -> None:
     logits, specs = _logits(64), _mixed_specs(64)
     before = logits.clone()
-    _sample(logits, specs, _mask([[True] * 100 + [False] * 100] * 64))
+    _sample(logits, specs, bitmask([[True] * 100 + [False] * 100] * 64))
     assert torch.equal(logits, before)
 
 
@@ -296,7 +287,7 @@ def test_a_row_of_minus_infinities_fails() -> None:
 def test_a_row_whose_every_token_is_forbidden_fails_with_the_reason() -> None:
     allowed = [[False] * VOCAB, [token < 50 for token in range(VOCAB)], [True] * VOCAB]
     specs = [_spec(), _spec(allowed_token_ids=(50, 60)), _spec(temperature=0.0)]
-    sampled = _sample(_logits(3), specs, _mask(allowed))
+    sampled = _sample(_logits(3), specs, bitmask(allowed))
     assert list(sampled.failed) == [0, 1]
     assert "token mask" in sampled.failed[0]
     assert "allowed_token_ids" in sampled.failed[1]
@@ -364,41 +355,9 @@ def test_logprobs_zero_reports_the_chosen_token_only() -> None:
 # -- any parameters at all -------------------------------------------------------------------------------
 
 
-@st.composite
-def _any_spec(draw: st.DrawFn) -> SampleSpec:
-    tokens = st.integers(0, 39)
-    history = draw(st.lists(tokens, max_size=12))
-    has_bad_words = draw(st.booleans())
-    params = SamplingParams(
-        temperature=draw(st.sampled_from([0.0, 1e-4, 0.2, 1.0, 3.0, 100.0])),
-        top_k=draw(st.sampled_from([-1, 0, 1, 2, 7, 39, 40, 1000])),
-        top_p=draw(st.sampled_from([1e-4, 0.3, 0.9, 0.999, 1.0])),
-        min_p=draw(st.sampled_from([0.0, 1e-3, 0.3, 1.0])),
-        presence_penalty=draw(st.sampled_from([0.0, -2.0, 0.5])),
-        frequency_penalty=draw(st.sampled_from([0.0, -2.0, 0.25])),
-        repetition_penalty=draw(st.sampled_from([1.0, 0.01, 1.25, 100.0])),
-        logit_bias=draw(st.dictionaries(tokens, st.sampled_from([-100.0, -1.5, 2.0, 100.0]), max_size=3)),
-        allowed_token_ids=tuple(draw(st.one_of(st.just([]), st.lists(tokens, max_size=6)))),
-        bad_words=("x",) if has_bad_words else (),
-    )
-    return SampleSpec(
-        params=params,
-        seed=draw(st.integers(0, 2**64 - 1)),
-        position=draw(st.integers(0, 2**31 - 1)),
-        token_ids=history if params.needs_history else (),
-        num_prompt_tokens=draw(st.integers(0, len(history))) if params.needs_history else 0,
-        suppressed_token_ids=tuple(draw(st.lists(tokens, max_size=3))),
-        bad_word_token_ids=tuple(
-            tuple(word) for word in draw(st.lists(st.lists(tokens, min_size=1, max_size=2), max_size=3))
-        )
-        if has_bad_words
-        else (),
-    )
-
-
 @settings(max_examples=200, deadline=None)
 @given(
-    specs=st.lists(_any_spec(), min_size=1, max_size=6),
+    specs=st.lists(any_spec(), min_size=1, max_size=6),
     seed=st.integers(0, 1000),
     scale=st.sampled_from([0.01, 3.0, 1000.0]),
 )
