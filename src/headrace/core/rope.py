@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +18,7 @@ from headrace.core.errors import ConfigError
 Float64Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class LinearScaling:
+class LinearScaling(msgspec.Struct, frozen=True, tag="linear"):
     """Positions are divided by ``factor`` (position interpolation, arXiv:2306.15595)."""
 
     factor: float
@@ -27,8 +27,7 @@ class LinearScaling:
         return frequencies / self.factor
 
 
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
+class Llama3Scaling(msgspec.Struct, frozen=True, tag="llama3"):
     """Llama 3.1's rule: long wavelengths are divided by ``factor``, short ones kept, the band between blended.
 
     Wavelengths are compared with ``original_max_position / low_freq_factor`` and ``/ high_freq_factor``
@@ -47,8 +46,7 @@ class Llama3Scaling:
         return frequencies * (kept + (1.0 - kept) / self.factor)
 
 
-@dataclass(frozen=True, slots=True)
-class YarnScaling:
+class YarnScaling(msgspec.Struct, frozen=True, tag="yarn"):
     """YaRN's "NTK-by-parts" interpolation and its attention temperature (arXiv:2309.00071).
 
     Dimensions that turn more than ``beta_fast`` times within the trained context are kept, those that
