@@ -9,9 +9,8 @@
 namespace headrace {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kWeightOne = 0x1p31;
-constexpr int kFirstLook = 64;           // tokens looked at first when it is unknown how many will be kept
+constexpr int kFirstLook = 64;  // tokens looked at first when it is unknown how many will be kept
 constexpr int kUnsettled = -1;
 
 // One row being drawn from.
@@ -77,35 +76,40 @@ int DrawFree(const Draw& draw) {
   return begin + IndexAt(weights, target);
 }
 
-double Sum(const uint32_t* weights, size_t count) {
-  return static_cast<double>(std::accumulate(weights, weights + count, uint64_t{0}));
-}
+// The first tokens of the ranking with their weights.
+struct RankedTokens {
+  std::span<uint64_t> keys;
+  std::span<const uint32_t> weights;
 
-// Draws among the first `count` tokens of the ranking. `mass` is the weight that top_p takes its share of;
-// `is_cut` says that no other token may be kept, and then that weight is theirs. Gives kUnsettled if more
-// tokens than these are kept.
-int DrawAmongFirst(const Draw& draw, int count, double mass, bool is_cut) {
+  double weight() const { return static_cast<double>(std::accumulate(weights.begin(), weights.end(), uint64_t{0})); }
+};
+
+RankedTokens WeighFirst(const Draw& draw, int count) {
   SamplingScratch& scratch = draw.scratch;
   const std::span<uint64_t> keys = FirstRanked(draw.row, count, scratch);
-  uint32_t* weights = scratch.few_weights;
   std::transform(keys.begin(), keys.end(), scratch.few_logits, LogitOfKey);
-  for (size_t i = 0; i < keys.size(); i += kTokenBlock) {
-    const int block = static_cast<int>(std::min<size_t>(kTokenBlock, keys.size() - i));
-    draw.kernels.weigh_block(draw.task, scratch.few_logits + i, block, weights + i);
+  for (int begin = 0; begin < count; begin += kTokenBlock) {
+    draw.kernels.weigh_block(draw.task, scratch.few_logits + begin, std::min(kTokenBlock, count - begin),
+                             scratch.few_weights + begin);
   }
-  if (is_cut) mass = Sum(weights, keys.size());
-  const double limit = draw.has_top_p() ? draw.rule.top_p * mass : kInfinity;
+  return {keys, {scratch.few_weights, keys.size()}};
+}
+
+// Draws from those of the tokens before which there is less weight than `limit`; the keys are overwritten. Gives
+// kUnsettled if they have less than `limit` together, so that more tokens might be kept.
+int DrawRanked(const Draw& draw, const RankedTokens& tokens, double limit) {
   double total = 0.0;
   size_t num_kept = 0;
-  while (num_kept < keys.size() && total < limit) total += weights[num_kept++];
-  if (!is_cut && total < limit) return kUnsettled;
-  // From here on the keys are in vocabulary order, with the weight in the lower half.
-  for (size_t i = 0; i < num_kept; ++i) keys[i] = keys[i] << 32 | weights[i];
-  std::sort(keys.begin(), keys.begin() + num_kept);
+  while (num_kept < tokens.keys.size() && total < limit) total += tokens.weights[num_kept++];
+  if (total < limit) return kUnsettled;
+  const std::span<uint64_t> kept = tokens.keys.first(num_kept);
+  // Now the token in the upper half, which sorts into vocabulary order, and the weight in the lower.
+  for (size_t i = 0; i < num_kept; ++i) kept[i] = kept[i] << 32 | tokens.weights[i];
+  std::sort(kept.begin(), kept.end());
   double running = 0.0;
   const double target = draw.TargetIn(total);
-  const auto drawn = std::find_if(keys.begin(), keys.begin() + num_kept, [&](uint64_t key) {
-    running += static_cast<double>(key & 0xffffffffu);
+  const auto drawn = std::find_if(kept.begin(), kept.end(), [&](uint64_t token_and_weight) {
+    running += static_cast<double>(token_and_weight & 0xffffffffu);
     return running > target;
   });
   return static_cast<int>(*drawn >> 32);
@@ -238,14 +242,16 @@ int DrawWidely(const Draw& draw, double total) {
 }
 
 int DrawFiltered(const Draw& draw) {
-  const bool is_cut = draw.has_top_k();
   // With more blocks than tokens wanted, the maxima of blocks lead to them.
   const int few = std::min(kMaxFew, draw.row.num_blocks());
-  if (is_cut && draw.rule.top_k <= few) return DrawAmongFirst(draw, static_cast<int>(draw.rule.top_k), 0.0, true);
+  if (draw.has_top_k() && draw.rule.top_k <= few) {
+    const RankedTokens tokens = WeighFirst(draw, static_cast<int>(draw.rule.top_k));
+    return DrawRanked(draw, tokens, draw.rule.top_p * tokens.weight());
+  }
   const double total =
       WeighRow(draw, [&](int block) { return draw.scratch.weights.get() + block * kTokenBlock; });
-  if (!is_cut && few >= kFirstLook) {
-    const int token = DrawAmongFirst(draw, kFirstLook, total, false);
+  if (!draw.has_top_k() && kFirstLook <= few) {
+    const int token = DrawRanked(draw, WeighFirst(draw, kFirstLook), draw.rule.top_p * total);
     if (token != kUnsettled) return token;
   }
   return DrawWidely(draw, total);

@@ -12,7 +12,6 @@ namespace headrace {
 namespace {
 
 constexpr int32_t kNoToken = -1;
-constexpr int kMaxTop = 1024;
 
 // The row with its maxima; a peak that is not finite says that the row is unusable.
 PeakedRow PeaksOf(const float* logits, int size, const SamplingKernels& kernels, float* maxima) {
@@ -156,8 +155,7 @@ std::string CheckRow(const SampleBatch& batch, size_t row) {
 }
 
 std::string CheckLogprobs(const LogprobColumns& out, size_t num_rows) {
-  if (out.num_top < 0 || out.num_top > kMaxTop) return "num_top is out of bounds";
-  if (out.logprobs.size() != num_rows || out.ranks.size() != num_rows ||
+  if (out.num_top < 0 || out.logprobs.size() != num_rows || out.ranks.size() != num_rows ||
       out.top_ids.size() != num_rows * out.num_top || out.top_logprobs.size() != num_rows * out.num_top) {
     return "the columns of log-probabilities have other sizes than the rows";
   }
@@ -165,8 +163,14 @@ std::string CheckLogprobs(const LogprobColumns& out, size_t num_rows) {
 }
 
 std::string CheckLogits(const LogitRows& logits, const ThreadPool& pool, const SamplingWorkspace& workspace) {
-  if (logits.num_columns < workspace.vocab_size()) return "logits have fewer columns than the vocabulary has tokens";
-  if (pool.num_threads() > workspace.num_threads()) return "the workspace is for fewer threads";
+  if (logits.num_columns < workspace.vocab_size()) {
+    return "logits have " + std::to_string(logits.num_columns) + " columns, fewer than the vocabulary's " +
+           std::to_string(workspace.vocab_size()) + " tokens";
+  }
+  if (pool.num_threads() > workspace.num_threads()) {
+    return "the pool has " + std::to_string(pool.num_threads()) + " threads but the workspace is for " +
+           std::to_string(workspace.num_threads());
+  }
   return "";
 }
 
@@ -202,10 +206,10 @@ SamplingWorkspace::SamplingWorkspace(int vocab_size, int num_threads, const Kern
 
 std::string Sample(const LogitRows& logits, const SampleBatch& batch, ThreadPool& pool, SamplingWorkspace& workspace,
                    const SampledRows& out) {
-  for (const std::string& problem : {CheckLogits(logits, pool, workspace), CheckLogprobs(out.logprobs, logits.num_rows),
-                                     CheckBatch(logits, batch, workspace, out)}) {
-    if (!problem.empty()) return problem;
-  }
+  std::string problem = CheckLogits(logits, pool, workspace);
+  if (problem.empty()) problem = CheckBatch(logits, batch, workspace, out);
+  if (problem.empty()) problem = CheckLogprobs(out.logprobs, logits.num_rows);
+  if (!problem.empty()) return problem;
   pool.Run(logits.num_rows, [&](int row, int thread) {
     const RowView view(batch, row, workspace.vocab_size());
     SampleRow(logits.row(row), view, workspace, workspace.scratch(thread), out, row);
@@ -217,9 +221,9 @@ std::string ReportLogprobs(const LogitRows& logits, std::span<const int32_t> tok
                            std::span<const int32_t> num_top, ThreadPool& pool, SamplingWorkspace& workspace,
                            const LogprobColumns& out) {
   const size_t num_rows = logits.num_rows;
-  for (const std::string& problem : {CheckLogits(logits, pool, workspace), CheckLogprobs(out, num_rows)}) {
-    if (!problem.empty()) return problem;
-  }
+  std::string problem = CheckLogits(logits, pool, workspace);
+  if (problem.empty()) problem = CheckLogprobs(out, num_rows);
+  if (!problem.empty()) return problem;
   if (token_ids.size() != num_rows || num_top.size() != num_rows) return "there is a token and a num_top per row";
   for (size_t row = 0; row < num_rows; ++row) {
     if (num_top[row] < 0 || num_top[row] > out.num_top) return "num_top is out of bounds";
