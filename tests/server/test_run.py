@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from headrace.server.listener import listen, url_of
 from headrace.server.run import serve
 from tests.server.fakes import letters
 from tests.server.harness import error_of, eventually, running_server
+from tests.server.served_process import ServedProcess, served
 from tests.tiny_model import write_tiny_model
 
 
@@ -96,34 +95,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    """A served tiny model as a process of its own: the process, its URL and what it printed."""
-    flags = ["--port", "0", "--kv-cache-bytes", "1MiB", "--threads", "1"]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "headrace.cli.main", "serve", str(folder), *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None
-    assert child.stderr is not None
-    lines: list[str] = []
-    try:
-        for line in child.stdout:
-            lines.append(line.rstrip("\n"))
-            if line.startswith("ready in"):
-                break
-        else:
-            raise AssertionError(child.stderr.read())
-        url = next(line.split()[1] for line in lines if line.strip().startswith("URL"))
-        yield child, url, lines
-    finally:
-        child.kill()
-        child.communicate()
+def process(folder: Path) -> Iterator[ServedProcess]:
+    with served(folder) as process:
+        yield process
 
 
-def test_a_served_model_answers_and_ends_with_sigterm(process: tuple[subprocess.Popen[str], str, list[str]]) -> None:
-    child, url, lines = process
+def test_a_served_model_answers_and_ends_with_sigterm(process: ServedProcess) -> None:
+    child, url, lines = process.process, process.url, process.lines
     assert re.fullmatch(r"ready in \d+\.\d s", lines[-1])
     assert any(line.startswith("curl ") for line in lines)
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "temperature": 0}
@@ -141,8 +119,8 @@ def test_a_served_model_answers_and_ends_with_sigterm(process: tuple[subprocess.
     assert child.wait(timeout=20) == 0
 
 
-def test_a_second_signal_does_not_wait(process: tuple[subprocess.Popen[str], str, list[str]]) -> None:
-    child, url, _ = process
+def test_a_second_signal_does_not_wait(process: ServedProcess) -> None:
+    child, url = process.process, process.url
     with httpx.stream(
         "POST", f"{url}/completions", json={"prompt": ["x"] * 8, "stream": True, "ignore_eos": True, "max_tokens": 400}
     ) as response:
