@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from headrace.cache.kv_cache import KVCacheManager
 from headrace.core.client import EngineInfo
@@ -30,19 +32,22 @@ MAX_MODEL_LEN = 512
 KV_BYTES_PER_TOKEN = 512  # 2 layers x keys and values x 2 heads x 16 x float32
 
 
+TINY_SETTINGS: Mapping[str, Any] = {
+    "max_model_len": MAX_MODEL_LEN,
+    "block_size": BLOCK_SIZE,
+    "kv_cache_dtype": "float32",
+    "kv_cache_bytes": NUM_BLOCKS * BLOCK_SIZE * KV_BYTES_PER_TOKEN,
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 16,
+    "threads": 1,
+}
+"""Engine settings for the tiny model: a pool of 64 blocks of 16 tokens."""
+
+
 def tiny_backend(folder: Path, **settings: object) -> Backend:
-    """The whole engine over the model in ``folder``, with 64 blocks of 16 tokens."""
-    defaults = {
-        "model": str(folder),
-        "max_model_len": MAX_MODEL_LEN,
-        "block_size": BLOCK_SIZE,
-        "kv_cache_dtype": "float32",
-        "kv_cache_bytes": NUM_BLOCKS * BLOCK_SIZE * KV_BYTES_PER_TOKEN,
-        "max_num_batched_tokens": 64,
-        "max_num_seqs": 16,
-        "threads": 1,
-    }
-    engine = build_engine(EngineConfig(**{**defaults, **settings}), NullProgress())  # type: ignore[arg-type]
+    """The whole engine over the model in ``folder``, with ``TINY_SETTINGS``."""
+    config = EngineConfig(**{"model": str(folder), **TINY_SETTINGS, **settings})
+    engine = build_engine(config, NullProgress())
     return _backend(engine, load_tokenizer(folder))
 
 
