@@ -73,6 +73,16 @@ def test_a_terminal_without_a_prompt_is_wrong_usage(
     assert configs == []
 
 
+@pytest.mark.parametrize("piped", ["", " \n"])
+def test_nothing_piped_in_is_wrong_usage(
+    piped: str, configs: list[EngineConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
+    assert main(["run", "m"]) == EXIT_USAGE
+    assert "standard input is empty" in capsys.readouterr().err
+    assert configs == []
+
+
 def test_verbose_tells_tokens_and_times(configs: list[EngineConfig], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "m", "CD", "--raw", "--max-tokens", "1", "--verbose"]) == 0
     shown = capsys.readouterr().err

@@ -65,8 +65,8 @@ def test_a_wrong_model_ends_the_start_with_a_config_error() -> None:
         serve(ServeConfig(model="./no-such-model", port=0))
 
 
-def test_while_draining_new_requests_are_refused_and_running_ones_finish() -> None:
-    with running_server() as server:
+def test_while_draining_new_requests_are_refused_and_running_ones_finish(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "headrace"), running_server() as server:
         server.engine.hold_at = 2
         answers: list[str] = []
 
@@ -77,6 +77,7 @@ def test_while_draining_new_requests_are_refused_and_running_ones_finish() -> No
         thread.start()
         eventually(lambda: server.engine.live)
         server.server.begin_drain()
+        assert "1 running requests have 5 s to finish; a second signal ends them now" in caplog.text
         response = server.complete()
         assert error_of(response, 503)["code"] == "service_unavailable"
         assert int(response.headers["retry-after"]) >= 1

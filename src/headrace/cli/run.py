@@ -47,4 +47,7 @@ def main(argv: Sequence[str]) -> int:
 def _read_prompt() -> str:
     if sys.stdin.isatty():
         raise ConfigError('run needs a prompt: headrace run MODEL "prompt"; headrace chat MODEL is for conversations')
-    return sys.stdin.read()
+    prompt = sys.stdin.read()
+    if not prompt.strip():
+        raise ConfigError('standard input is empty; run needs a prompt there, or: headrace run MODEL "prompt"')
+    return prompt

@@ -294,7 +294,7 @@ class EngineSupervisor:
                 level = logging.DEBUG if self._start_tells_failure else logging.ERROR
                 logger.log(level, "the engine process failed: %s", message.message)
             case _:
-                self._show_progress(message)
+                _show(message, self._progress)
 
     def _take_step(self, outputs: list[RequestOutput], stats: StepStats) -> None:
         self._signs.note_tick_age(0.0, self._clock.now())
@@ -312,11 +312,12 @@ class EngineSupervisor:
             logger.info("the engine is ready again (restart %d)", self.num_restarts)
         self._first_ready.set()
 
-    def _show_progress(self, message: FromEngine) -> None:
-        match message:
-            case ProgressStarted(label, total, unit):
-                self._progress.start(label, total, unit)
-            case ProgressAdvanced(amount):
-                self._progress.advance(amount)
-            case ProgressFinished():
-                self._progress.finish()
+
+def _show(message: FromEngine, progress: Progress) -> None:
+    match message:
+        case ProgressStarted(label, total, unit):
+            progress.start(label, total, unit)
+        case ProgressAdvanced(amount):
+            progress.advance(amount)
+        case ProgressFinished():
+            progress.finish()

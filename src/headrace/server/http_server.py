@@ -7,6 +7,7 @@ second signal skips the waiting.
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -24,6 +25,8 @@ DRAIN_S = 5.0
 """How long running requests may go on after the first signal."""
 
 _CLOSE_CONNECTIONS_S = 2
+
+logger = logging.getLogger(__name__)
 
 
 class HttpServer(uvicorn.Server):
@@ -64,6 +67,12 @@ class HttpServer(uvicorn.Server):
         """Take no new work; exit when the running requests are done, or after ``DRAIN_S``."""
         self._drain.turn_on()
         self._drain_deadline = time.monotonic() + DRAIN_S
+        if num_running := len(self.server_state.tasks):
+            logger.info(
+                "shutting down: %d running requests have %g s to finish; a second signal ends them now",
+                num_running,
+                DRAIN_S,
+            )
 
     async def on_tick(self, counter: int) -> bool:
         if self._drain_deadline is not None:
