@@ -33,6 +33,14 @@ def test_a_leap_over_several_tenths_is_one_line() -> None:
     ]
 
 
+def test_parameters_are_counted_as_people_count_them() -> None:
+    stream = io.StringIO()
+    progress = LineProgress(stream)
+    progress.start("weights", 134_515_008, "parameters")
+    progress.finish()
+    assert stream.getvalue().splitlines()[0] == "weights (134.5 M parameters)"
+
+
 def test_an_early_or_unmeasured_end_says_how_far_it_came() -> None:
     stream = io.StringIO()
     progress = LineProgress(stream)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.units import exact_size, format_bytes, parse_size
+from headrace.core.units import exact_size, format_bytes, format_count, parse_size
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,11 @@ def test_a_fraction_of_a_byte_is_refused() -> None:
 @given(st.integers(0, 1 << 60))
 def test_what_is_shown_exactly_reads_back(number: int) -> None:
     assert parse_size(exact_size(number)) == number
+
+
+def test_counts_are_shown_with_one_decimal() -> None:
+    shown = [format_count(n) for n in (0, 999, 1000, 134_515_008, 70_000_000_000)]
+    assert shown == ["0", "999", "1.0 k", "134.5 M", "70.0 B"]
 
 
 def test_bytes_are_shown_with_one_decimal() -> None:

@@ -7,6 +7,7 @@ import shlex
 import msgspec
 
 from headrace.core.config import ServeConfig
+from headrace.server.model_names import model_names
 from headrace.server.start_block import start_block
 from tests.server.fakes import ScriptedClient
 
@@ -26,7 +27,7 @@ def test_the_block_says_what_runs_and_how_to_use_it() -> None:
     lines = start_block(INFO, ServeConfig(), "tiny", "http://127.0.0.1:8000", has_chat=True).split("\n")
     assert lines[0].startswith("headrace ")
     assert [line.strip() for line in lines[1:-2]] == [
-        "model         tiny",
+        "model         tiny (smollm2)",
         "architecture  alphabet",
         "dtype         int4+int8, 92.1 MiB",
         "backend       native (avx2 kernels)",
@@ -40,6 +41,17 @@ def test_the_block_says_what_runs_and_how_to_use_it() -> None:
     ]
     starts = {len(line) - len(line[2:].split("  ", 1)[1].lstrip()) for line in lines[1:-2]}
     assert len(starts) == 1, "values are aligned"
+
+
+def test_all_names_are_shown_and_the_reference_where_it_differs() -> None:
+    def model_row(**settings: object) -> str:
+        config = ServeConfig(**settings)  # type: ignore[arg-type]
+        block = start_block(INFO, config, model_names(config)[0], "http://h:1", has_chat=True)
+        return block.split("\n")[1].strip()
+
+    assert model_row() == "model         smollm2"
+    assert model_row(served_model_name=("a", "b")) == "model         a, b (smollm2)"
+    assert model_row(model="/models/tiny.gguf") == "model         tiny (/models/tiny.gguf)"
 
 
 def test_the_command_can_be_pasted() -> None:

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from headrace.core.progress import Progress, ProgressUnit
-from headrace.core.units import format_bytes
+from headrace.core.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichDisplay
@@ -66,10 +66,22 @@ class BarProgress:
     def start(self, label: str, total: int | None, unit: ProgressUnit) -> None:
         from rich.console import Console
         from rich.markup import escape
-        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            ProgressColumn,
+            TaskProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
         from rich.progress import Progress as Display
 
-        counts = DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn()
+        counts: ProgressColumn = MofNCompleteColumn()
+        if unit == "bytes":
+            counts = DownloadColumn(binary_units=True)
+        elif unit == "parameters":
+            counts = TaskProgressColumn()
         self._display = Display(
             TextColumn("{task.description}"), BarColumn(), counts, TimeRemainingColumn(), console=Console(stderr=True)
         )
@@ -87,4 +99,6 @@ class BarProgress:
 
 
 def _amount(count: int, unit: ProgressUnit) -> str:
-    return format_bytes(count) if unit == "bytes" else f"{count} {unit}"
+    if unit == "bytes":
+        return format_bytes(count)
+    return f"{format_count(count) if unit == 'parameters' else count} {unit}"

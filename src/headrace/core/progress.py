@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-ProgressUnit = Literal["bytes", "tensors", "items"]
+ProgressUnit = Literal["bytes", "parameters", "tensors", "items"]
 
 
 class Progress(Protocol):

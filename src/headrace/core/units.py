@@ -47,6 +47,14 @@ def exact_size(number: int) -> str:
     return f"{number}{units[power]}"
 
 
+def format_count(number: int) -> str:
+    """``134515008`` as ``134.5 M``."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return str(number)
+
+
 def format_bytes(num_bytes: float) -> str:
     """``3221225472`` as ``3.0 GiB``."""
     amount = float(num_bytes)

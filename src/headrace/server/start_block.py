@@ -8,17 +8,17 @@ from importlib.metadata import version
 
 from headrace.core.client import EngineInfo
 from headrace.core.config import ServeConfig
-from headrace.core.units import format_bytes
+from headrace.core.units import format_bytes, format_count
 
 
 def start_block(info: EngineInfo, config: ServeConfig, model_name: str, url: str, has_chat: bool) -> str:
     """The block, without a final newline. ``url`` has no path."""
     rows = {
-        "model": model_name,
+        "model": _names(config, model_name),
         "architecture": info.architecture,
         "dtype": f"{info.dtype}, {format_bytes(info.weight_bytes)}",
         "backend": f"{info.backend} ({info.kernels} kernels)" if info.kernels else info.backend,
-        "parameters": _count(info.num_parameters),
+        "parameters": format_count(info.num_parameters),
         "KV cache": (
             f"{info.num_blocks} blocks of {info.block_size} = {info.num_kv_tokens} tokens, "
             f"{format_bytes(info.kv_cache_bytes)} of {info.kv_cache_dtype}"
@@ -54,8 +54,7 @@ def _curl(config: ServeConfig, model_name: str, url: str, has_chat: bool) -> str
     return " ".join([*quoted, "-d", shlex.quote(json.dumps(asked, ensure_ascii=False))])
 
 
-def _count(number: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return str(number)
+def _names(config: ServeConfig, model_name: str) -> str:
+    """All names of the model, and what was loaded where that is called otherwise."""
+    names = ", ".join((model_name, *config.served_model_name[1:]))
+    return names if config.model == model_name else f"{names} ({config.model})"
