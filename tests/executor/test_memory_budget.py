@@ -37,12 +37,12 @@ def test_one_full_length_sequence_must_fit_or_the_refusal_names_numbers_and_flag
 
 def test_an_explicit_budget_is_taken_as_it_is() -> None:
     config = EngineConfig(kv_cache_bytes=5 * 16 * 1024)
-    assert choose_num_blocks(config, 4096, TOKEN_BYTES, available_bytes=0) == 5
+    assert choose_num_blocks(config, 4096, TOKEN_BYTES, available_bytes=GIB) == 5
 
 
 def test_an_explicit_budget_below_one_block_is_refused() -> None:
     with pytest.raises(ConfigError, match="16384 bytes") as caught:
-        choose_num_blocks(EngineConfig(kv_cache_bytes=16 * 1024 - 1), 4096, TOKEN_BYTES, available_bytes=0)
+        choose_num_blocks(EngineConfig(kv_cache_bytes=16 * 1024 - 1), 4096, TOKEN_BYTES, available_bytes=GIB)
     assert caught.value.field == "kv_cache_bytes"
 
 
@@ -58,6 +58,13 @@ MEMINFO = "MemTotal:       16000000 kB\nMemAvailable:    8388608 kB\n"
 def _machine(folder: Path, files: dict[str, str], meminfo: str = MEMINFO) -> int:
     _write(folder, {"proc/meminfo": meminfo, **files})
     return available_memory_bytes(folder / "proc", folder / "cgroup")
+
+
+def test_an_explicit_budget_beyond_free_memory_is_refused_with_both_numbers() -> None:
+    config = EngineConfig(kv_cache_bytes=10 * GIB)
+    with pytest.raises(ConfigError, match=r"is 10\.00 GiB but only 1\.00 GiB of memory are free") as caught:
+        choose_num_blocks(config, 4096, TOKEN_BYTES, available_bytes=GIB)
+    assert caught.value.field == "kv_cache_bytes"
 
 
 def test_without_control_groups_the_kernel_estimate_counts(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def resolve_limits(config: EngineConfig, model: ModelConfig, token_bytes: int, a
     budget_bytes = config.kv_cache_bytes or available_bytes // FREE_MEMORY_SHARE
     size = token_bytes * config.block_size
     affordable_tokens = budget_bytes // size * config.block_size
-    wanted = _wanted_len(config, model)
+    wanted = wanted_len(config, model)
     may_shorten = config.max_model_len is None and affordable_tokens > 0
     max_model_len = min(wanted, affordable_tokens) if may_shorten else wanted
     num_blocks = choose_num_blocks(config, max_model_len, token_bytes, available_bytes)
@@ -47,7 +47,8 @@ def resolve_limits(config: EngineConfig, model: ModelConfig, token_bytes: int, a
     return Limits(max_model_len, num_blocks, num_blocks * size, is_shortened=max_model_len < wanted)
 
 
-def _wanted_len(config: EngineConfig, model: ModelConfig) -> int:
+def wanted_len(config: EngineConfig, model: ModelConfig) -> int:
+    """How long a sequence may be if memory allows. Raises ``ConfigError`` for more than the model was trained for."""
     if config.max_model_len is None:
         return model.max_position
     if config.max_model_len > model.max_position:

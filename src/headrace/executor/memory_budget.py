@@ -24,10 +24,12 @@ def choose_num_blocks(config: EngineConfig, max_model_len: int, token_bytes: int
 
     ``token_bytes`` are the bytes of one token's keys and values in all layers. The default is what
     ``max_num_seqs`` sequences of ``max_model_len`` tokens can use, at most a quarter of ``available_bytes``.
-    Raises ``ConfigError`` if the default cannot hold one such sequence, or an explicit budget not one block.
+    Raises ``ConfigError`` if the default cannot hold one such sequence, or an explicit budget not one block, and for
+    a budget that is not there: a cache that is larger than memory would be killed when it fills.
     """
     size = token_bytes * config.block_size
     if config.kv_cache_bytes is not None:
+        _check_is_free(config.kv_cache_bytes, available_bytes)
         return _blocks_of_budget(config.kv_cache_bytes, size, config.block_size)
     blocks_per_sequence = -(-max_model_len // config.block_size)
     affordable = available_bytes // FREE_MEMORY_SHARE // size
@@ -40,6 +42,15 @@ def choose_num_blocks(config: EngineConfig, max_model_len: int, token_bytes: int
             "max_model_len",
         )
     return min(affordable, config.max_num_seqs * blocks_per_sequence)
+
+
+def _check_is_free(num_bytes: int, available_bytes: int) -> None:
+    if num_bytes > available_bytes:
+        raise ConfigError(
+            f"kv_cache_bytes is {_shown(num_bytes)} but only {_shown(available_bytes)} of memory are free; "
+            "lower --kv-cache-bytes",
+            "kv_cache_bytes",
+        )
 
 
 def _blocks_of_budget(num_bytes: int, size: int, block_size: int) -> int:
