@@ -13,7 +13,9 @@ namespace headrace {
 struct Kernels {
   const char* name;
   // ops/matmul.h
-  MatmulPanelFn matmul_panel;
+  MatmulPanelsFn matmul_panels;
+  const int* max_tile_rows;      // [kMaxTilePanels], by tile_panels - 1; 0: no such tiles
+  MatmulTunings matmul_tunings;  // what does well without being measured
   // ops/rows.inl
   void (*norm_row)(const float* x, const float* weight, float eps, int size, float* out);
   void (*quantize_row)(const float* x, int size, QuantizedRow out);

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "packing.h"
 #include "program.h"
 #include "sampling_module.h"
+#include "tuning_module.h"
 
 namespace nb = nanobind;
 
@@ -25,6 +27,10 @@ template <typename T>
 using OutArray1 = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using OutArray2 = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// An argument that is taken as it is: nanobind would otherwise compute on a converted copy, and what is written to a
+// copy is lost.
+auto ArrayArg(const char* name) { return nb::arg(name).noconvert(); }
 
 template <typename T>
 std::span<const T> Span(const Array1<T>& array) {
@@ -42,6 +48,7 @@ void Raise(const std::string& problem) {
 PackedMatrix ShapeOf(int format, int num_rows, int num_columns) {
   Require(format >= 0 && format <= static_cast<int>(WeightFormat::kInt4Wide), "no such weight format");
   Require(num_rows > 0 && num_columns > 0, "a matrix has no rows or no columns");
+  Require(int64_t{num_rows} * num_columns <= int64_t{1} << 40, "a matrix is larger than any memory");
   return {static_cast<WeightFormat>(format), num_rows, num_columns, nullptr};
 }
 
@@ -51,49 +58,54 @@ void CheckPacking(const PackedMatrix& shape, int row_begin, int count, const Out
   Require(row_begin >= 0 && count >= 0 && int64_t{row_begin} + count <= shape.num_rows, "rows are out of bounds");
 }
 
+using MatrixArguments = std::tuple<int, int, int, Array1<uint8_t>>;  // format, rows, columns, packed bytes
+using RopeArguments = std::tuple<int, double, Array1<float>>;        // rotary dimension, factor, frequencies
+
 struct BoundProgram {
   Program program;
-  nb::list owners;  // of the memory the matrices lie in
+  std::vector<MatrixArguments> owners;  // of the memory the matrices lie in
 };
 
+std::vector<Buffer> Buffers(const std::vector<std::vector<int64_t>>& arguments) {
+  std::vector<Buffer> buffers;
+  for (const auto& buffer : arguments) {
+    Require(buffer.size() == 3 && buffer[1] > 0 && buffer[1] < (1 << 30) && buffer[2] >= 0, "a buffer is malformed");
+    buffers.push_back({buffer[0] != 0, static_cast<int32_t>(buffer[1]), static_cast<size_t>(buffer[2])});
+  }
+  return buffers;
+}
+
+std::vector<PackedMatrix> Matrices(const std::vector<MatrixArguments>& arguments) {
+  std::vector<PackedMatrix> matrices;
+  for (const auto& [format, num_rows, num_columns, bytes] : arguments) {
+    matrices.push_back(ShapeOf(format, num_rows, num_columns));
+    Require(bytes.shape(0) >= matrices.back().num_bytes(), "a matrix has fewer bytes than its shape needs");
+    matrices.back().data = bytes.data();
+  }
+  return matrices;
+}
+
+std::vector<float> Copied(const Array1<float>& array) { return {array.data(), array.data() + array.shape(0)}; }
+
 BoundProgram* MakeProgram(const std::vector<int>& shape, std::vector<Operation> body, std::vector<Operation> head,
-                          const std::vector<std::vector<int64_t>>& buffers,
-                          nb::typed<nb::list, nb::object> matrices, nb::typed<nb::list, nb::object> vectors,
-                          nb::typed<nb::list, nb::object> ropes, const std::vector<int>& named_buffers, const std::string& kernels) {
+                          const std::vector<std::vector<int64_t>>& buffers, std::vector<MatrixArguments> matrices,
+                          const std::vector<Array1<float>>& vectors, const std::vector<RopeArguments>& ropes,
+                          const std::vector<int>& named_buffers, const std::string& kernels,
+                          const std::vector<TuningArguments>& tunings) {
   const Kernels* chosen = kernels.empty() ? &BestKernels() : KernelsNamed(kernels);
   Require(chosen != nullptr, "these kernels do not exist or this machine cannot run them");
   Require(shape.size() == 6 && named_buffers.size() == 3, "shape has 6 numbers and there are 3 named buffers");
-  std::vector<Buffer> buffer_list;
-  for (const auto& buffer : buffers) {
-    Require(buffer.size() == 3 && buffer[1] > 0 && buffer[1] < (1 << 30) && buffer[2] >= 0, "a buffer is malformed");
-    buffer_list.push_back({buffer[0] != 0, static_cast<int32_t>(buffer[1]), static_cast<size_t>(buffer[2])});
-  }
-  std::vector<PackedMatrix> matrix_list;
-  for (nb::handle item : matrices) {
-    const nb::tuple matrix = nb::cast<nb::tuple>(item);
-    PackedMatrix packed = ShapeOf(nb::cast<int>(matrix[0]), nb::cast<int>(matrix[1]), nb::cast<int>(matrix[2]));
-    const auto bytes = nb::cast<Array1<uint8_t>>(matrix[3]);
-    Require(bytes.shape(0) >= packed.num_bytes(), "a matrix has fewer bytes than its shape needs");
-    packed.data = bytes.data();
-    matrix_list.push_back(packed);
-  }
-  std::vector<std::vector<float>> vector_list;
-  for (nb::handle item : vectors) {
-    const auto values = nb::cast<Array1<float>>(item);
-    vector_list.emplace_back(values.data(), values.data() + values.shape(0));
-  }
+  std::vector<std::vector<float>> copied;
+  for (const auto& vector : vectors) copied.push_back(Copied(vector));
   std::vector<Rope> rope_list;
-  for (nb::handle item : ropes) {
-    const nb::tuple rope = nb::cast<nb::tuple>(item);
-    const auto frequencies = nb::cast<Array1<float>>(rope[2]);
-    rope_list.push_back({nb::cast<int>(rope[0]), nb::cast<float>(rope[1]),
-                         std::vector<float>(frequencies.data(), frequencies.data() + frequencies.shape(0))});
+  for (const auto& [rotary_dim, factor, frequencies] : ropes) {
+    rope_list.push_back({rotary_dim, static_cast<float>(factor), Copied(frequencies)});
   }
   const Shape dims{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5]};
-  return new BoundProgram{Program(dims, std::move(body), std::move(head), std::move(buffer_list),
-                                  std::move(matrix_list), std::move(vector_list), std::move(rope_list),
-                                  named_buffers[0], named_buffers[1], named_buffers[2], *chosen),
-                          matrices};
+  return new BoundProgram{Program(dims, std::move(body), std::move(head), Buffers(buffers), Matrices(matrices),
+                                  std::move(copied), std::move(rope_list), named_buffers[0], named_buffers[1],
+                                  named_buffers[2], *chosen, TuningsFrom(tunings)),
+                          std::move(matrices)};
 }
 
 }  // namespace
@@ -106,7 +118,9 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);
 
   BindSampling(m);
+  BindTuning(m);
 
+  m.def("layout_version", [] { return kLayoutVersion; });
   m.def("best_kernels", [] { return BestKernels().name; });
 
   nb::class_<Operation>(m, "Operation")
@@ -161,7 +175,7 @@ NB_MODULE(_native, m) {
               self.ClearSlot(slot);
             }
           },
-          nb::arg("slots"));
+          ArrayArg("slots"));
 
   nb::class_<Workspace>(m, "Workspace")
       .def(
@@ -174,7 +188,8 @@ NB_MODULE(_native, m) {
 
   nb::class_<BoundProgram>(m, "Program")
       .def(nb::new_(&MakeProgram), nb::arg("shape"), nb::arg("body"), nb::arg("head"), nb::arg("buffers"),
-           nb::arg("matrices"), nb::arg("vectors"), nb::arg("ropes"), nb::arg("named_buffers"), nb::arg("kernels") = "")
+           ArrayArg("matrices"), ArrayArg("vectors"), ArrayArg("ropes"), nb::arg("named_buffers"),
+           nb::arg("kernels") = "", nb::arg("tunings") = std::vector<TuningArguments>{})
       .def_prop_ro("kernels", [](const BoundProgram& self) { return self.program.kernels(); })
       .def(
           "run",
@@ -192,9 +207,9 @@ NB_MODULE(_native, m) {
             }
             Raise(problem);
           },
-          nb::arg("input_ids"), nb::arg("positions"), nb::arg("slot_mapping"), nb::arg("query_start"),
-          nb::arg("seq_lens"), nb::arg("block_tables"), nb::arg("kv"), nb::arg("pool"), nb::arg("workspace"),
-          nb::arg("is_finite"))
+          ArrayArg("input_ids"), ArrayArg("positions"), ArrayArg("slot_mapping"), ArrayArg("query_start"),
+          ArrayArg("seq_lens"), ArrayArg("block_tables"), nb::arg("kv"), nb::arg("pool"), nb::arg("workspace"),
+          ArrayArg("is_finite"))
       .def(
           "head",
           [](const BoundProgram& self, const Array1<int32_t>& rows, ThreadPool& pool, Workspace& workspace,
@@ -209,16 +224,18 @@ NB_MODULE(_native, m) {
             }
             Raise(problem);
           },
-          nb::arg("rows"), nb::arg("pool"), nb::arg("workspace"), nb::arg("logits"))
+          ArrayArg("rows"), nb::arg("pool"), nb::arg("workspace"), ArrayArg("logits"))
       .def(
           "hidden",
           [](const BoundProgram& self, const Workspace& workspace, const OutArray2<float>& out) {
             Require(out.shape(1) == static_cast<size_t>(self.program.shape().hidden_size) &&
                         out.shape(0) <= static_cast<size_t>(workspace.max_tokens()),
                     "out must be [tokens, hidden_size]");
-            std::copy_n(self.program.hidden(workspace), out.size(), out.data());
+            const float* hidden = self.program.hidden(workspace);
+            Require(hidden != nullptr, "the workspace was made for another program");
+            std::copy_n(hidden, out.size(), out.data());
           },
-          nb::arg("workspace"), nb::arg("out"));
+          nb::arg("workspace"), ArrayArg("out"));
 
   m.def(
       "packed_bytes",
@@ -235,7 +252,7 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release released;
         PackFloats(values.data(), shape, row_begin, row_begin + count, packed.data());
       },
-      nb::arg("values"), nb::arg("format"), nb::arg("num_rows"), nb::arg("row_begin"), nb::arg("packed"));
+      ArrayArg("values"), nb::arg("format"), nb::arg("num_rows"), nb::arg("row_begin"), ArrayArg("packed"));
 
   m.def(
       "pack_stored",
@@ -252,8 +269,8 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release released;
         PackStored(blocks.data(), kind, shape, row_begin, row_begin + count, packed.data());
       },
-      nb::arg("blocks"), nb::arg("stored"), nb::arg("num_rows"), nb::arg("num_columns"), nb::arg("row_begin"),
-      nb::arg("count"), nb::arg("packed"));
+      ArrayArg("blocks"), nb::arg("stored"), nb::arg("num_rows"), nb::arg("num_columns"), nb::arg("row_begin"),
+      nb::arg("count"), ArrayArg("packed"));
 
   m.def(
       "unpack_row",
@@ -263,5 +280,5 @@ NB_MODULE(_native, m) {
         matrix.data = packed.data();
         UnpackRow(matrix, row, out.data());
       },
-      nb::arg("packed"), nb::arg("format"), nb::arg("num_rows"), nb::arg("row"), nb::arg("out"));
+      ArrayArg("packed"), nb::arg("format"), nb::arg("num_rows"), nb::arg("row"), ArrayArg("out"));
 }

@@ -19,6 +19,9 @@
 
 namespace headrace {
 
+// Of this layout. Goes up with every change to it: what was packed by another version must not be read.
+constexpr int kLayoutVersion = 1;
+
 constexpr int kPanelRows = 16;
 constexpr int kGroupColumns = 32;
 

@@ -9,6 +9,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "multiply.h"
 #include "packing.h"
 
 namespace headrace {
@@ -16,15 +17,25 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr int kRowsPerPiece = 8;       // of operations that treat rows one by one
-constexpr int kRowBlock = 128;         // rows of a matrix product that share a panel while it is in cache
-constexpr int kFewRows = 16;           // up to so many rows a matrix product is bound by reading weights
-constexpr size_t kPieceBytes = 24 << 10;  // of weights read for few rows
 constexpr int kUnitsPerThread = 4;     // fewer attention units than this and contexts are split as well
+
+constexpr int kMaxSize = 1 << 24;            // of anything a shape counts
+constexpr size_t kMaxBytes = size_t{1} << 47;  // what an address can name
 
 constexpr size_t RoundUp(size_t value) { return CeilDiv(value, kAlignment) * kAlignment; }
 
 void Require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
+}
+
+// Refuses what no memory could hold, so that no size wraps around to a small one.
+size_t CheckedProduct(std::initializer_list<size_t> factors) {
+  size_t product = 1;
+  for (const size_t factor : factors) {
+    Require(!__builtin_mul_overflow(product, factor, &product) && product <= kMaxBytes,
+            "the sizes ask for more memory than can be addressed");
+  }
+  return product;
 }
 
 template <typename Body>
@@ -48,20 +59,29 @@ AlignedBytes::AlignedBytes(size_t num_bytes) : num_bytes_(num_bytes) {
 
 AlignedBytes::~AlignedBytes() { munmap(data_, std::max<size_t>(num_bytes_, 1)); }
 
+namespace {
+size_t CheckedElements(const Shape& shape, int num_blocks, int block_size) {
+  Require(num_blocks > 0, "num_blocks must be positive");
+  Require(block_size > 0 && block_size % kPositionLanes == 0,
+          "block_size is " + std::to_string(block_size) + " but must be a multiple of 16");
+  // what a layer has, times what all layers' keys and values can come to, must stay a size
+  const size_t elements = CheckedProduct({static_cast<size_t>(num_blocks), static_cast<size_t>(shape.num_kv_heads),
+                                          static_cast<size_t>(shape.head_dim), static_cast<size_t>(block_size)});
+  CheckedProduct({elements, static_cast<size_t>(shape.num_layers), 2 * sizeof(float)});
+  return elements;
+}
+}  // namespace
+
 KvMemory::KvMemory(const Shape& shape, KvFormat format, int num_blocks, int block_size)
     : shape_(shape),
       format_(format),
       num_blocks_(num_blocks),
       block_size_(block_size),
-      elements_per_layer_(static_cast<size_t>(num_blocks) * shape.num_kv_heads * shape.head_dim * block_size),
+      elements_per_layer_(CheckedElements(shape, num_blocks, block_size)),
       scales_per_layer_(format == KvFormat::kInt8 ? static_cast<size_t>(num_blocks) * shape.num_kv_heads * block_size
                                                   : 0),
       bytes_(2 * shape.num_layers *
-             (elements_per_layer_ * KvElementBytes(format) + scales_per_layer_ * sizeof(float))) {
-  Require(num_blocks > 0, "num_blocks must be positive");
-  Require(block_size > 0 && block_size % kPositionLanes == 0,
-          "block_size is " + std::to_string(block_size) + " but must be a multiple of 16");
-}
+             (elements_per_layer_ * KvElementBytes(format) + scales_per_layer_ * sizeof(float))) {}
 
 KvView KvMemory::layer(int index) const {
   const size_t element_bytes = elements_per_layer_ * KvElementBytes(format_);
@@ -93,28 +113,38 @@ void KvMemory::ClearSlot(int slot) {
   }
 }
 
-Workspace::Workspace(const Program& program, int max_tokens, int max_sequences, int num_threads, int max_context)
-    : max_tokens_(max_tokens),
-      max_sequences_(max_sequences),
-      arena_(program.arena_row_bytes_ * max_tokens),
-      angles_(program.angle_row_floats_ * max_tokens * sizeof(float)),
-      partial_values_(static_cast<size_t>(kUnitsPerThread) * num_threads * (CeilDiv(max_context, kSplitPositions) + 1) *
-                      kMaxQueries * program.shape_.head_dim * sizeof(float)) {
+namespace {
+int CheckedTokens(int max_tokens, int max_sequences, int num_threads, int max_context) {
   Require(max_tokens > 0 && max_sequences > 0 && max_sequences <= max_tokens && num_threads > 0 && max_context > 0,
           "max_tokens, max_sequences (at most max_tokens), num_threads and max_context must be positive");
+  return max_tokens;
+}
+
+// Units of a step that is split up: few, of every split of the longest context.
+size_t MaxParts(int num_threads, int max_context) {
+  return static_cast<size_t>(kUnitsPerThread) * num_threads * (CeilDiv(max_context, kSplitPositions) + 1);
+}
+}  // namespace
+
+Workspace::Workspace(const Program& program, int max_tokens, int max_sequences, int num_threads, int max_context)
+    : max_tokens_(CheckedTokens(max_tokens, max_sequences, num_threads, max_context)),
+      max_sequences_(max_sequences),
+      needs_(program.needs()),
+      arena_(CheckedProduct({needs_.arena_row_bytes, static_cast<size_t>(max_tokens)})),
+      angles_(CheckedProduct({needs_.angle_row_floats, static_cast<size_t>(max_tokens), sizeof(float)})),
+      partial_values_(
+          CheckedProduct({MaxParts(num_threads, max_context), kMaxQueries, needs_.head_dim, sizeof(float)})) {
   for (int thread = 0; thread < num_threads; ++thread) {
-    scratch_.push_back(std::make_unique<AlignedBytes>(program.scratch_bytes_));
+    scratch_.push_back(std::make_unique<AlignedBytes>(needs_.scratch_bytes));
   }
-  const int group = program.shape_.num_heads / program.shape_.num_kv_heads;
-  const size_t units_per_row = static_cast<size_t>(program.shape_.num_kv_heads) * CeilDiv(group, kMaxQueries);
-  const size_t num_parts = kUnitsPerThread * num_threads * (CeilDiv(max_context, kSplitPositions) + 1);
-  units_.reserve(std::max(units_per_row * max_tokens, num_parts));
-  first_part_.reserve(std::max(units_per_row * max_tokens, num_parts) + 1);
+  const size_t num_parts = MaxParts(num_threads, max_context);
+  units_.reserve(std::max(needs_.attention_units_per_row * max_tokens, num_parts));
+  first_part_.reserve(std::max(needs_.attention_units_per_row * max_tokens, num_parts) + 1);
   partials_.resize(num_parts);
   float* values = reinterpret_cast<float*>(partial_values_.data());
   for (AttentionPartial& partial : partials_) {
     partial.values = values;
-    values += kMaxQueries * program.shape_.head_dim;
+    values += kMaxQueries * needs_.head_dim;
   }
 }
 
@@ -128,12 +158,14 @@ size_t Workspace::num_bytes() const {
 
 Program::Program(Shape shape, std::vector<Operation> body, std::vector<Operation> head, std::vector<Buffer> buffers,
                  std::vector<PackedMatrix> matrices, std::vector<std::vector<float>> vectors, std::vector<Rope> ropes,
-                 int hidden_buffer, int head_input_buffer, int logits_buffer, const Kernels& kernels)
+                 int hidden_buffer, int head_input_buffer, int logits_buffer, const Kernels& kernels,
+                 std::vector<MatmulTunings> tunings)
     : shape_(shape),
       body_(std::move(body)),
       head_(std::move(head)),
       buffers_(std::move(buffers)),
       matrices_(std::move(matrices)),
+      tunings_(std::move(tunings)),
       vectors_(std::move(vectors)),
       ropes_(std::move(ropes)),
       hidden_buffer_(hidden_buffer),
@@ -143,6 +175,9 @@ Program::Program(Shape shape, std::vector<Operation> body, std::vector<Operation
   Require(shape.vocab_size > 0 && shape.hidden_size > 0 && shape.num_layers > 0 && shape.num_heads > 0 &&
               shape.num_kv_heads > 0 && shape.head_dim > 0,
           "every size of the shape must be positive");
+  Require(std::max({shape.vocab_size, shape.hidden_size, shape.num_layers, shape.num_heads, shape.num_kv_heads,
+                    shape.head_dim}) <= kMaxSize,
+          "a size of the shape is above " + std::to_string(kMaxSize));
   Require(shape.num_heads % shape.num_kv_heads == 0, "num_heads must be a multiple of num_kv_heads");
   Require(shape.head_dim % kPositionLanes == 0,
           "head_dim is " + std::to_string(shape.head_dim) + " but must be a multiple of 16");
@@ -155,29 +190,47 @@ Program::Program(Shape shape, std::vector<Operation> body, std::vector<Operation
           "the hidden, head input and logits buffers must have the shape's widths");
   for (int id = 0; id < num_buffers; ++id) {
     const Buffer& buffer = buffers_[id];
-    Require(buffer.width > 0 && buffer.offset % kAlignment == 0, "a buffer's width or offset is wrong");
-    // logits are written where the caller says
-    if (id != logits_buffer) arena_row_bytes_ = std::max(arena_row_bytes_, buffer.offset + RoundUp(buffer.row_bytes()));
+    Require(buffer.width > 0 && buffer.offset % kAlignment == 0 && buffer.offset < kMaxBytes,
+            "a buffer's width or offset is wrong");
+    if (id == logits_buffer) continue;  // written where the caller says
+    needs_.arena_row_bytes = std::max(needs_.arena_row_bytes, buffer.offset + RoundUp(buffer.row_bytes()));
   }
   for (const Rope& rope : ropes_) {
     Require(rope.rotary_dim > 0 && rope.rotary_dim % 2 == 0 && rope.rotary_dim <= shape.head_dim &&
                 rope.frequencies.size() * 2 == static_cast<size_t>(rope.rotary_dim),
             "a rope's dimension and frequencies do not agree");
-    angle_row_floats_ += rope.rotary_dim;
+    needs_.angle_row_floats += rope.rotary_dim;
   }
-  for (const auto* list : {&body_, &head_}) {
-    for (const Operation& op : *list) CheckOperation(op);
+  for (const Operation& op : body_) {
+    CheckOperation(op);
+    Require(op.output != logits_buffer, "the body cannot write logits");
   }
-  scratch_bytes_ = AttentionScratchFloats(shape.head_dim) * sizeof(float) +
-                   kMaxQueries * shape.head_dim * sizeof(float);  // and a total for units that are not split
+  for (const Operation& op : head_) {
+    CheckOperation(op);
+    Require(op.kind != OpKind::kEmbed && op.kind != OpKind::kRotateStore && op.kind != OpKind::kAttention,
+            "the head cannot use the batch");
+  }
+  needs_.head_dim = shape.head_dim;
+  needs_.attention_units_per_row =
+      shape.num_kv_heads * CeilDiv(shape.num_heads / shape.num_kv_heads, kMaxQueries);
+  size_t& scratch_bytes = needs_.scratch_bytes;
+  scratch_bytes = AttentionScratchFloats(shape.head_dim) * sizeof(float) +
+                  kMaxQueries * shape.head_dim * sizeof(float);  // and a total for units that are not split
   for (const Buffer& buffer : buffers_) {  // and a row on its way to being quantised
-    if (buffer.is_quantized) scratch_bytes_ = std::max(scratch_bytes_, RoundUp(buffer.width * sizeof(float)));
+    if (buffer.is_quantized) scratch_bytes = std::max(scratch_bytes, RoundUp(buffer.width * sizeof(float)));
   }
   for (const PackedMatrix& matrix : matrices_) {
     Require(matrix.num_rows > 0 && matrix.num_columns > 0 && matrix.data != nullptr &&
                 reinterpret_cast<uintptr_t>(matrix.data) % kAlignment == 0,
             "a matrix is empty or not aligned to 64 bytes");
-    scratch_bytes_ = std::max(scratch_bytes_, RoundUp(MatmulScratchBytes(matrix)));
+  }
+  if (tunings_.empty()) tunings_.assign(matrices_.size(), kernels_.matmul_tunings);
+  Require(tunings_.size() == matrices_.size(), "there must be a tuning for each matrix, or none");
+  for (const MatmulTunings& of_matrix : tunings_) {
+    for (const MatmulTuning& tuning : of_matrix) {
+      const std::string problem = TuningProblem(tuning, kernels_);
+      Require(problem.empty(), problem);
+    }
   }
 }
 
@@ -287,12 +340,24 @@ struct Program::Context {
   }
 };
 
+std::string Program::Misfit(const ThreadPool& pool, const Workspace& workspace) const {
+  if (workspace.needs_ != needs_) return "the workspace was made for another program";
+  if (static_cast<size_t>(pool.num_threads()) > workspace.scratch_.size()) return "the workspace was made for fewer threads";
+  return {};
+}
+
 std::string Program::Run(const BatchView& batch, const KvMemory& kv, ThreadPool& pool, Workspace& workspace,
                          std::span<uint8_t> is_finite) const {
   const int num_tokens = batch.num_tokens(), num_sequences = batch.num_sequences();
   const auto all_in = [](std::span<const int32_t> values, int64_t limit) {
     return std::all_of(values.begin(), values.end(), [limit](int32_t v) { return v >= 0 && v < limit; });
   };
+  const std::string misfit = Misfit(pool, workspace);
+  if (!misfit.empty()) return misfit;
+  if (kv.shape().num_layers != shape_.num_layers || kv.shape().num_kv_heads != shape_.num_kv_heads ||
+      kv.shape().head_dim != shape_.head_dim) {
+    return "the KV memory was made for another program";
+  }
   if (num_tokens < 1 || num_tokens > workspace.max_tokens_) return "the number of tokens is out of bounds";
   if (num_sequences < 1 || num_sequences > workspace.max_sequences_) return "the number of sequences is out of bounds";
   if (batch.positions.size() != batch.input_ids.size() || batch.slot_mapping.size() != batch.input_ids.size() ||
@@ -306,7 +371,7 @@ std::string Program::Run(const BatchView& batch, const KvMemory& kv, ThreadPool&
   if (!all_in(batch.positions, int64_t{1} << 31)) return "a position is negative";
   if (batch.query_start.front() != 0 || batch.query_start.back() != num_tokens) return "query_start is wrong";
   for (int b = 0; b < num_sequences; ++b) {
-    const int count = batch.query_start[b + 1] - batch.query_start[b];
+    const int64_t count = int64_t{batch.query_start[b + 1]} - batch.query_start[b];
     const int64_t room = int64_t{batch.max_blocks()} * kv.block_size();
     if (count < 1 || batch.seq_lens[b] < count || batch.seq_lens[b] > room) return "a sequence's length is out of bounds";
     if (CeilDiv(batch.seq_lens[b], kSplitPositions) * kUnitsPerThread * pool.num_threads() > workspace.partials_.size()) {
@@ -333,6 +398,8 @@ void Program::CheckFinite(const Context& context, std::span<uint8_t> is_finite) 
 }
 
 std::string Program::Head(std::span<const int32_t> rows, ThreadPool& pool, Workspace& workspace, float* logits) const {
+  const std::string misfit = Misfit(pool, workspace);
+  if (!misfit.empty()) return misfit;
   const int num_rows = static_cast<int>(rows.size());
   if (num_rows > workspace.max_sequences_) return "too many rows at once";
   for (int32_t row : rows) {
@@ -348,6 +415,7 @@ std::string Program::Head(std::span<const int32_t> rows, ThreadPool& pool, Works
 }
 
 const float* Program::hidden(const Workspace& workspace) const {
+  if (workspace.needs_ != needs_) return nullptr;
   return reinterpret_cast<const float*>(workspace.arena_.data() + buffers_[hidden_buffer_].offset * workspace.max_tokens_);
 }
 
@@ -438,21 +506,7 @@ void Program::Matmul(const Operation& op, const Context& context) const {
   task.out = context.Floats(op.output);
   task.out_stride = buffers_[op.output].width;
 
-  const int num_panels = matrix.num_panels();
-  const int panels_per_piece =
-      context.num_rows <= kFewRows ? static_cast<int>(CeilDiv(kPieceBytes, matrix.panel_bytes())) : 1;
-  const int pieces_per_block = static_cast<int>(CeilDiv(num_panels, panels_per_piece));
-  const int num_blocks = static_cast<int>(CeilDiv(context.num_rows, kRowBlock));
-  context.pool.Run(pieces_per_block * num_blocks, [&](int piece, int thread) {
-    const int row_begin = piece / pieces_per_block * kRowBlock;
-    const int row_end = std::min(context.num_rows, row_begin + kRowBlock);
-    const int panel_begin = piece % pieces_per_block * panels_per_piece;
-    const int panel_end = std::min(num_panels, panel_begin + panels_per_piece);
-    uint8_t* scratch = context.workspace.scratch_[thread]->data();
-    for (int panel = panel_begin; panel < panel_end; ++panel) {
-      kernels_.matmul_panel(task, panel, row_begin, row_end, scratch);
-    }
-  });
+  Multiply(kernels_, task, tunings_[op.matrix][RowClass(context.num_rows)], context.pool);
 }
 
 void Program::RotateStore(const Operation& op, const Context& context) const {

@@ -104,6 +104,7 @@ class KvMemory {
  public:
   KvMemory(const Shape& shape, KvFormat format, int num_blocks, int block_size);
 
+  const Shape& shape() const { return shape_; }
   KvFormat format() const { return format_; }
   int num_blocks() const { return num_blocks_; }
   int block_size() const { return block_size_; }
@@ -122,6 +123,17 @@ class KvMemory {
 
 class Program;
 
+// What a program asks of the workspace it runs in.
+struct WorkspaceNeeds {
+  size_t arena_row_bytes = 0;
+  size_t angle_row_floats = 0;
+  size_t scratch_bytes = 0;
+  size_t attention_units_per_row = 0;
+  size_t head_dim = 0;
+
+  bool operator==(const WorkspaceNeeds&) const = default;
+};
+
 // Everything a run writes besides the KV memory. One run at a time.
 class Workspace {
  public:
@@ -134,6 +146,7 @@ class Workspace {
  private:
   friend class Program;
   int max_tokens_, max_sequences_;
+  WorkspaceNeeds needs_;                    // of the program it was made for
   int num_hidden_rows_ = 0;                 // rows of the last run that `head` may ask for
   AlignedBytes arena_;
   AlignedBytes angles_;                     // per rope: cosines then sines, [max_tokens, rotary_dim / 2] each
@@ -146,16 +159,17 @@ class Workspace {
 
 class Program {
  public:
-  // Takes descriptions and checks them; `matrices` point into memory that outlives the program. Throws
-  // std::invalid_argument naming what does not fit.
+  // Takes descriptions and checks them; `matrices` point into memory that outlives the program. `tunings` has one
+  // entry per matrix, or none: then products are cut up as the kernels propose. Throws std::invalid_argument naming
+  // what does not fit.
   Program(Shape shape, std::vector<Operation> body, std::vector<Operation> head, std::vector<Buffer> buffers,
           std::vector<PackedMatrix> matrices, std::vector<std::vector<float>> vectors, std::vector<Rope> ropes,
-          int hidden_buffer, int head_input_buffer, int logits_buffer, const Kernels& kernels = BestKernels());
+          int hidden_buffer, int head_input_buffer, int logits_buffer, const Kernels& kernels = BestKernels(),
+          std::vector<MatmulTunings> tunings = {});
 
   const Shape& shape() const { return shape_; }
   const char* kernels() const { return kernels_.name; }
-  size_t arena_row_bytes() const { return arena_row_bytes_; }
-  size_t scratch_bytes() const { return scratch_bytes_; }
+  const WorkspaceNeeds& needs() const { return needs_; }
 
   // Computes the batch: writes its keys and values, leaves the hidden states in the workspace and says of each
   // sequence whether all of them are finite, [B]. Returns an empty string, or what is wrong with an argument
@@ -166,14 +180,15 @@ class Program {
   // Logits [rows.size(), vocab_size] of rows of the last run. At most workspace.max_sequences() rows.
   std::string Head(std::span<const int32_t> rows, ThreadPool& pool, Workspace& workspace, float* logits) const;
 
-  // The hidden states of the last run, [num_tokens, hidden_size].
+  // The hidden states of the last run, [num_tokens, hidden_size]; null if the workspace was made for another program.
   const float* hidden(const Workspace& workspace) const;
 
  private:
-  friend class Workspace;
   struct Context;  // what one run's operations share
 
   void CheckOperation(const Operation& op) const;
+  // What keeps the program from running with these, or an empty string.
+  std::string Misfit(const ThreadPool& pool, const Workspace& workspace) const;
   void Execute(const Operation& op, const Context& context) const;
   void Embed(const Operation& op, const Context& context) const;
   void Norm(const Operation& op, const Context& context) const;
@@ -189,13 +204,12 @@ class Program {
   std::vector<Operation> body_, head_;
   std::vector<Buffer> buffers_;
   std::vector<PackedMatrix> matrices_;
+  std::vector<MatmulTunings> tunings_;  // of each matrix
   std::vector<std::vector<float>> vectors_;
   std::vector<Rope> ropes_;
   int hidden_buffer_, head_input_buffer_, logits_buffer_;
   const Kernels& kernels_;
-  size_t arena_row_bytes_ = 0;
-  size_t scratch_bytes_ = 0;
-  size_t angle_row_floats_ = 0;
+  WorkspaceNeeds needs_;
 };
 
 }  // namespace headrace

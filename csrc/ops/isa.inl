@@ -11,7 +11,9 @@ namespace headrace::HEADRACE_ISA {
 extern const Kernels kKernels;
 const Kernels kKernels = {
     .name = HEADRACE_ISA_NAME,
-    .matmul_panel = MatmulPanel,
+    .matmul_panels = MatmulPanels,
+    .max_tile_rows = kMaxTileRows,
+    .matmul_tunings = kMatmulTunings,
     .norm_row = NormRow,
     .quantize_row = QuantizeRow,
     .gate_row = GateRow,

@@ -5,6 +5,9 @@
 // in integers within a group of 32.
 #pragma once
 
+#include <array>
+#include <cstdint>
+
 #include "../packed_matrix.h"
 
 namespace headrace {
@@ -27,12 +30,30 @@ struct MatmulTask {
   int out_stride;
 };
 
-// Bytes of scratch a thread needs for MatmulPanel.
-inline size_t MatmulScratchBytes(const PackedMatrix& weight) {
-  return weight.num_groups() * (16 * 32 + 2 * 16 * sizeof(float)) + 64;
+constexpr int kMaxTilePanels = 2;
+
+// How a product is cut up. It decides how fast the product is, never a bit of it.
+struct MatmulTuning {
+  int32_t tile_rows;    // rows of x summed up together in registers, at most
+  int32_t tile_panels;  // panels summed up together
+  int32_t block_rows;   // rows that share a panel while it is in cache
+  int32_t piece_bytes;  // packed weights that a piece of work reads, at least
+};
+
+// Which rows a product has decides what bounds it: few rows wait for memory, many for arithmetic.
+constexpr int kNumRowClasses = 4;
+constexpr int kLargestRows[kNumRowClasses - 1] = {1, 8, 32};  // of each class but the last
+
+constexpr int RowClass(int num_rows) {
+  int row_class = 0;
+  while (row_class < kNumRowClasses - 1 && num_rows > kLargestRows[row_class]) ++row_class;
+  return row_class;
 }
 
-// Computes outputs [16 * panel, 16 * (panel + 1)) of rows [row_begin, row_end). `scratch` is 64-byte aligned.
-using MatmulPanelFn = void (*)(const MatmulTask& task, int panel, int row_begin, int row_end, uint8_t* scratch);
+using MatmulTunings = std::array<MatmulTuning, kNumRowClasses>;
+
+// Computes outputs [16 * panel_begin, 16 * panel_end) of rows [row_begin, row_end). Needs no memory of its own.
+using MatmulPanelsFn = void (*)(const MatmulTask& task, const MatmulTuning& tuning, int panel_begin, int panel_end,
+                                int row_begin, int row_end);
 
 }  // namespace headrace

@@ -8,26 +8,42 @@ namespace headrace::HEADRACE_ISA {
 
 constexpr int kVecsPerPanel = kPanelRows / kLanes;
 
-// Rows of x computed together: enough independent accumulators to hide latencies, few enough for registers.
+// A tile is some rows of x against some panels, summed up in registers: enough independent sums to hide
+// latencies, few enough not to spill. Two panels share each load of x.
 #if defined(__AVX512F__)
-constexpr int kTileRows = 8;
+constexpr int kMaxTileRows[kMaxTilePanels] = {8, 6};
+constexpr MatmulTunings kMatmulTunings = {{
+    {6, 2, 128, 96 << 10},
+    {8, 1, 128, 96 << 10},
+    {6, 2, 128, 48 << 10},
+    {6, 2, 256, 48 << 10},
+}};
 #else
-constexpr int kTileRows = 4;
+constexpr int kMaxTileRows[kMaxTilePanels] = {6, 0};
+constexpr MatmulTunings kMatmulTunings = {{
+    {4, 1, 128, 96 << 10},
+    {4, 1, 128, 96 << 10},
+    {4, 1, 128, 48 << 10},
+    {4, 1, 256, 48 << 10},
+}};
 #endif
 
-// Fewer rows than this compute straight from the packed weights, more from a panel unpacked once.
-constexpr int kUnpackRows = 2 * kTileRows;
+// The first tile of a panel waits for memory, and the hardware's own prefetching stops at every page. So many
+// bytes ahead is a few hundred nanoseconds at memory's speed.
+constexpr int kPrefetchBytes = 4096;
 
-struct Panel {
-  Vec vecs[kVecsPerPanel];
-};
+// The cache line `kPrefetchBytes` beyond `at`, which may lie outside the weights: a prefetch never faults.
+inline void PrefetchBeyond(const void* at) {
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(at) + kPrefetchBytes));
+}
 
-inline void Finish(const MatmulTask& task, int panel, int row, const Panel& acc) {
+// Writes one row's outputs of a panel from its kVecsPerPanel sums.
+inline void Finish(const MatmulTask& task, int panel, int row, const Vec* sums) {
   const int first = panel * kPanelRows;
   const int count = std::min(kPanelRows, task.weight->num_rows - first);
   float* out = task.out + static_cast<size_t>(row) * task.out_stride + first;
   alignas(64) float values[kPanelRows];
-  for (int i = 0; i < kVecsPerPanel; ++i) Store(values + i * kLanes, acc.vecs[i]);
+  for (int i = 0; i < kVecsPerPanel; ++i) Store(values + i * kLanes, sums[i]);
   if (task.bias != nullptr) {
     for (int n = 0; n < count; ++n) values[n] += task.bias[first + n];
   }
@@ -35,6 +51,13 @@ inline void Finish(const MatmulTask& task, int panel, int row, const Panel& acc)
     std::memcpy(out, values, count * sizeof(float));
   } else {
     for (int n = 0; n < count; ++n) out[n] += task.scale * values[n];
+  }
+}
+
+template <int kRows, int kPanels>
+inline void FinishTile(const MatmulTask& task, int panel, int row, const Vec (&sums)[kRows][kPanels * kVecsPerPanel]) {
+  for (int t = 0; t < kRows; ++t) {
+    for (int p = 0; p < kPanels; ++p) Finish(task, panel + p, row + t, sums[t] + p * kVecsPerPanel);
   }
 }
 
@@ -53,24 +76,31 @@ struct BF16Weights {
   static Vec LoadColumn(const uint16_t* from) { return LoadBf16(from); }
 };
 
-template <typename Weights, int kRows>
+template <typename Weights, int kRows, int kPanels>
 void FloatTile(const MatmulTask& task, int panel, int row) {
   using Element = typename Weights::Element;
-  const auto* weights = reinterpret_cast<const Element*>(task.weight->panel(panel));
+  constexpr int kVecs = kPanels * kVecsPerPanel;
+  const Element* weights[kPanels];
+  for (int p = 0; p < kPanels; ++p) weights[p] = reinterpret_cast<const Element*>(task.weight->panel(panel + p));
   const float* x = task.x + static_cast<size_t>(row) * task.x_stride;
-  Panel acc[kRows] = {};
+  Vec sums[kRows][kVecs] = {};
   for (int k = 0; k < task.weight->num_columns; ++k) {
-    Panel column;
-    for (int i = 0; i < kVecsPerPanel; ++i) column.vecs[i] = Weights::LoadColumn(weights + k * kPanelRows + i * kLanes);
+    for (int p = 0; p < kPanels; ++p) PrefetchBeyond(weights[p] + k * kPanelRows);
+    Vec column[kVecs];
+    for (int i = 0; i < kVecs; ++i) {
+      column[i] = Weights::LoadColumn(weights[i / kVecsPerPanel] + k * kPanelRows + i % kVecsPerPanel * kLanes);
+    }
     for (int t = 0; t < kRows; ++t) {
       const Vec value = Splat(x[static_cast<size_t>(t) * task.x_stride + k]);
-      for (int i = 0; i < kVecsPerPanel; ++i) acc[t].vecs[i] = MulAdd(value, column.vecs[i], acc[t].vecs[i]);
+      for (int i = 0; i < kVecs; ++i) sums[t][i] = MulAdd(value, column[i], sums[t][i]);
     }
   }
-  for (int t = 0; t < kRows; ++t) Finish(task, panel, row + t, acc[t]);
+  FinishTile<kRows, kPanels>(task, panel, row, sums);
 }
 
 // ---- integer weights ------------------------------------------------------------------------------
+
+// Sums of a group: AddDot adds the products of a word (4 columns of each row, unsigned) with the same 4 of x.
 
 #if defined(__AVX512VNNI__)
 constexpr int kByteVecs = 1;  // 64-byte vectors, 16 rows at a time
@@ -84,20 +114,19 @@ inline Bytes Broadcast4(const int8_t* from) {
   std::memcpy(&word, from, 4);
   return _mm512_set1_epi32(word);
 }
-// Dot products of a group: 8 vectors of unsigned weights with 32 signed activations.
-inline Vec DotGroup(const Bytes weights[8], const int8_t* x) {
-  Sums sums = _mm512_setzero_si512();
-  for (int v = 0; v < 8; ++v) sums = _mm512_dpbusd_epi32(sums, weights[v], Broadcast4(x + 4 * v));
-  return (Vec)_mm512_cvtepi32_ps(sums);
-}
+inline Sums NoSums() { return _mm512_setzero_si512(); }
+inline Sums AddDot(Sums sums, Bytes word, Bytes x) { return _mm512_dpbusd_epi32(sums, word, x); }
+inline Vec FloatOf(Sums sums) { return (Vec)_mm512_cvtepi32_ps(sums); }
 // Signed weights become unsigned by adding 128; the minimum -128 * scale takes it away again, exactly.
 constexpr bool kBiasInt8 = true;
 inline Bytes BiasInt8(Bytes b) { return _mm512_xor_si512(b, _mm512_set1_epi8(-128)); }
-inline Vec DotGroupInt8(const Bytes weights[8], const int8_t* x) { return DotGroup(weights, x); }
+inline Sums AddDotInt8(Sums sums, Bytes word, Bytes x) { return AddDot(sums, word, x); }
+inline Vec FloatOfInt8(Sums sums) { return FloatOf(sums); }
 
 #elif defined(__AVX2__)
 constexpr int kByteVecs = 2;  // 32-byte vectors, 8 rows at a time
 using Bytes = __m256i;
+using Sums = __m256i;
 inline Bytes LoadBytes(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 inline Bytes LowNibbles(Bytes b) { return _mm256_and_si256(b, _mm256_set1_epi8(15)); }
 inline Bytes HighNibbles(Bytes b) { return LowNibbles(_mm256_srli_epi16(b, 4)); }
@@ -106,32 +135,36 @@ inline Bytes Broadcast4(const int8_t* from) {
   std::memcpy(&word, from, 4);
   return _mm256_set1_epi32(word);
 }
+inline Sums NoSums() { return _mm256_setzero_si256(); }
+// Compilers like to form all products of a group before they add up any, and then run out of registers.
+inline Sums InOrder(Sums sums) {
+  asm("" : "+x"(sums));
+  return sums;
+}
 // |weight| <= 15 and |x| <= 127 keep a sum of eight products within 15240 * 2 = 30480 < 32768, so a whole group
 // adds up in 16 bits and is widened once.
-inline Vec DotGroup(const Bytes weights[8], const int8_t* x) {
-  Bytes sums = _mm256_maddubs_epi16(weights[0], Broadcast4(x));
-  for (int v = 1; v < 8; ++v) sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(weights[v], Broadcast4(x + 4 * v)));
-  return (Vec)_mm256_cvtepi32_ps(_mm256_madd_epi16(sums, _mm256_set1_epi16(1)));
+inline Sums AddDot(Sums sums, Bytes word, Bytes x) {
+  return InOrder(_mm256_add_epi16(sums, _mm256_maddubs_epi16(word, x)));
 }
+inline Vec FloatOf(Sums sums) { return (Vec)_mm256_cvtepi32_ps(_mm256_madd_epi16(sums, _mm256_set1_epi16(1))); }
 // Eight-bit weights: a pair of products reaches 32512, so each pair is widened before it is added.
 constexpr bool kBiasInt8 = false;
 inline Bytes BiasInt8(Bytes b) { return b; }
-inline Vec DotGroupInt8(const Bytes weights[8], const int8_t* x) {
-  const Bytes ones = _mm256_set1_epi16(1);
-  Bytes sums = _mm256_setzero_si256();
-  for (int v = 0; v < 8; ++v) {
-    const Bytes value = Broadcast4(x + 4 * v);
-    const Bytes products = _mm256_maddubs_epi16(_mm256_abs_epi8(weights[v]), _mm256_sign_epi8(value, weights[v]));
-    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(products, ones));
-  }
-  return (Vec)_mm256_cvtepi32_ps(sums);
+inline Sums AddDotInt8(Sums sums, Bytes word, Bytes x) {
+  const Bytes products = _mm256_maddubs_epi16(_mm256_abs_epi8(word), _mm256_sign_epi8(x, word));
+  return InOrder(_mm256_add_epi32(sums, _mm256_madd_epi16(products, _mm256_set1_epi16(1))));
 }
+inline Vec FloatOfInt8(Sums sums) { return (Vec)_mm256_cvtepi32_ps(sums); }
 
 #else
 constexpr int kByteVecs = 2;
 struct Bytes {
   uint8_t bytes[32];
 };
+struct Word {
+  int8_t bytes[4];
+};
+using Sums = IntVec;
 inline Bytes LoadBytes(const void* from) {
   Bytes b;
   std::memcpy(b.bytes, from, 32);
@@ -145,181 +178,196 @@ inline Bytes HighNibbles(Bytes b) {
   for (uint8_t& byte : b.bytes) byte >>= 4;
   return b;
 }
-template <typename Weight>
-inline Vec PortableDot(const Bytes weights[8], const int8_t* x) {
-  Vec dots;
-  for (int row = 0; row < 8; ++row) {
-    int32_t sum = 0;
-    for (int v = 0; v < 8; ++v) {
-      for (int j = 0; j < 4; ++j) sum += static_cast<Weight>(weights[v].bytes[4 * row + j]) * x[4 * v + j];
-    }
-    dots[row] = static_cast<float>(sum);
-  }
-  return dots;
+inline Word Broadcast4(const int8_t* from) {
+  Word word;
+  std::memcpy(word.bytes, from, 4);
+  return word;
 }
-inline Vec DotGroup(const Bytes weights[8], const int8_t* x) { return PortableDot<uint8_t>(weights, x); }
+inline Sums NoSums() { return Sums{}; }
+template <typename Weight>
+inline Sums AddPortableDot(Sums sums, const Bytes& word, Word x) {
+  for (int row = 0; row < 8; ++row) {
+    for (int j = 0; j < 4; ++j) sums[row] += static_cast<Weight>(word.bytes[4 * row + j]) * x.bytes[j];
+  }
+  return sums;
+}
+inline Sums AddDot(Sums sums, const Bytes& word, Word x) { return AddPortableDot<uint8_t>(sums, word, x); }
+inline Vec FloatOf(Sums sums) { return __builtin_convertvector(sums, Vec); }
 constexpr bool kBiasInt8 = false;
 inline Bytes BiasInt8(Bytes b) { return b; }
-inline Vec DotGroupInt8(const Bytes weights[8], const int8_t* x) { return PortableDot<int8_t>(weights, x); }
+inline Sums AddDotInt8(Sums sums, const Bytes& word, Word x) { return AddPortableDot<int8_t>(sums, word, x); }
+inline Vec FloatOfInt8(Sums sums) { return FloatOf(sums); }
 #endif
 
 static_assert(kByteVecs == kVecsPerPanel);
 constexpr int kBytesPerVec = 64 / kByteVecs;
+constexpr int kWordsPerGroup = 8;  // of 4 columns
 
 struct Int4F16 {
   static constexpr WeightFormat kFormat = WeightFormat::kInt4;
   static constexpr bool kHasMinimum = true;
-  static void LoadGroup(const uint8_t* values, int half, Bytes weights[8]) {
-    for (int v = 0; v < 4; ++v) {
-      const Bytes packed = LoadBytes(values + 64 * v + kBytesPerVec * half);
-      weights[v] = LowNibbles(packed);
-      weights[4 + v] = HighNibbles(packed);
-    }
+  static Bytes Word(const uint8_t* values, int word) {
+    const Bytes packed = LoadBytes(values + 64 * (word % 4));
+    return word < 4 ? LowNibbles(packed) : HighNibbles(packed);
   }
-  static Vec Scale(const uint8_t* scales, int half) {
-    return LoadF16(reinterpret_cast<const uint16_t*>(scales) + kLanes * half);
+  static Vec Scale(const uint8_t* scales, int vec) {
+    return LoadF16(reinterpret_cast<const uint16_t*>(scales) + kLanes * vec);
   }
-  static Vec Minimum(const uint8_t* scales, int half) {
-    return LoadF16(reinterpret_cast<const uint16_t*>(scales) + 16 + kLanes * half);
+  static Vec Minimum(const uint8_t* scales, int vec) {
+    return LoadF16(reinterpret_cast<const uint16_t*>(scales) + 16 + kLanes * vec);
   }
-  static Vec Dot(const Bytes weights[8], const int8_t* x) { return DotGroup(weights, x); }
+  template <typename X>
+  static Sums Add(Sums sums, const Bytes& word, const X& x) {
+    return AddDot(sums, word, x);
+  }
+  static Vec Float(Sums sums) { return FloatOf(sums); }
 };
 
 struct Int4F32 : Int4F16 {
   static constexpr WeightFormat kFormat = WeightFormat::kInt4Wide;
-  static Vec Scale(const uint8_t* scales, int half) {
-    return Load(reinterpret_cast<const float*>(scales) + kLanes * half);
+  static Vec Scale(const uint8_t* scales, int vec) {
+    return Load(reinterpret_cast<const float*>(scales) + kLanes * vec);
   }
-  static Vec Minimum(const uint8_t* scales, int half) {
-    return Load(reinterpret_cast<const float*>(scales) + 16 + kLanes * half);
+  static Vec Minimum(const uint8_t* scales, int vec) {
+    return Load(reinterpret_cast<const float*>(scales) + 16 + kLanes * vec);
   }
 };
 
 struct Int8F16 {
   static constexpr WeightFormat kFormat = WeightFormat::kInt8;
   static constexpr bool kHasMinimum = kBiasInt8;
-  static void LoadGroup(const uint8_t* values, int half, Bytes weights[8]) {
-    for (int v = 0; v < 8; ++v) weights[v] = BiasInt8(LoadBytes(values + 64 * v + kBytesPerVec * half));
+  static Bytes Word(const uint8_t* values, int word) { return BiasInt8(LoadBytes(values + 64 * word)); }
+  static Vec Scale(const uint8_t* scales, int vec) {
+    return LoadF16(reinterpret_cast<const uint16_t*>(scales) + kLanes * vec);
   }
-  static Vec Scale(const uint8_t* scales, int half) {
-    return LoadF16(reinterpret_cast<const uint16_t*>(scales) + kLanes * half);
+  static Vec Minimum(const uint8_t* scales, int vec) { return Scale(scales, vec) * -128.0f; }
+  template <typename X>
+  static Sums Add(Sums sums, const Bytes& word, const X& x) {
+    return AddDotInt8(sums, word, x);
   }
-  static Vec Minimum(const uint8_t* scales, int half) { return Scale(scales, half) * -128.0f; }
-  static Vec Dot(const Bytes weights[8], const int8_t* x) { return DotGroupInt8(weights, x); }
+  static Vec Float(Sums sums) { return FloatOfInt8(sums); }
 };
 
-// acc += dot * (scale * x_scale) + minimum * x_scaled_sum: the one order of operations, in both paths below.
+// A panel as it is packed.
+template <typename Format>
+struct PackedPanel {
+  const uint8_t* values;
+  const uint8_t* scales;
+
+  PackedPanel(const PackedMatrix& weight, int panel)
+      : values(weight.panel(panel)), scales(values + weight.num_groups() * ValueBytes(Format::kFormat)) {}
+  Bytes Word(int group, int word, int vec) const {
+    return Format::Word(values + group * ValueBytes(Format::kFormat) + kBytesPerVec * vec, word);
+  }
+  Vec Scale(int group, int vec) const { return Format::Scale(scales + group * ScaleBytes(Format::kFormat), vec); }
+  Vec Minimum(int group, int vec) const { return Format::Minimum(scales + group * ScaleBytes(Format::kFormat), vec); }
+  void Prefetch(int group) const {
+    for (size_t i = 0; i < ValueBytes(Format::kFormat); i += 64) {
+      PrefetchBeyond(values + group * ValueBytes(Format::kFormat) + i);
+    }
+    PrefetchBeyond(scales + group * ScaleBytes(Format::kFormat));
+  }
+};
+
+// sum += dot * (scale * x_scale) + minimum * x_scaled_sum: the one order of operations, whatever the tile.
 template <bool kHasMinimum>
-inline Vec AddGroup(Vec acc, Vec dot, Vec scale, Vec minimum, float x_scale, float x_scaled_sum) {
-  acc = MulAdd(dot, scale * x_scale, acc);
-  if constexpr (kHasMinimum) acc = MulAdd(minimum, Splat(x_scaled_sum), acc);
-  return acc;
+inline Vec AddGroup(Vec sum, Vec dot, Vec scale, Vec minimum, float x_scale, float x_scaled_sum) {
+  sum = MulAdd(dot, scale * x_scale, sum);
+  if constexpr (kHasMinimum) sum = MulAdd(minimum, Splat(x_scaled_sum), sum);
+  return sum;
 }
 
-template <typename Weights, int kRows>
-void PackedTile(const MatmulTask& task, int panel, int row) {
+template <typename Format, int kRows, int kPanels>
+void QuantizedTile(const MatmulTask& task, int panel, int row) {
+  constexpr int kVecs = kPanels * kVecsPerPanel;
+  const PackedPanel<Format> first(*task.weight, panel), second(*task.weight, panel + kPanels - 1);
+  const auto of = [&](int vec) -> const PackedPanel<Format>& { return vec < kVecsPerPanel ? first : second; };
   const QuantizedRows& x = task.quantized;
-  const int num_groups = x.num_groups;
-  const uint8_t* values = task.weight->panel(panel);
-  const uint8_t* scales = values + num_groups * ValueBytes(Weights::kFormat);
-  Panel acc[kRows] = {};
-  for (int half = 0; half < kByteVecs; ++half) {
-    for (int group = 0; group < num_groups; ++group) {
-      Bytes weights[8];
-      Weights::LoadGroup(values + group * ValueBytes(Weights::kFormat), half, weights);
-      const Vec scale = Weights::Scale(scales + group * ScaleBytes(Weights::kFormat), half);
-      const Vec minimum = Weights::Minimum(scales + group * ScaleBytes(Weights::kFormat), half);
+  const size_t num_groups = x.num_groups;
+  const int8_t* x_values = x.values + row * num_groups * kGroupColumns;
+  const float* x_scales = x.scale + row * num_groups;
+  const float* x_scaled_sums = x.scaled_sum + row * num_groups;
+  Vec sums[kRows][kVecs] = {};
+  for (size_t group = 0; group < num_groups; ++group) {
+    first.Prefetch(group);
+    if constexpr (kPanels == 2) second.Prefetch(group);
+    Sums dots[kRows][kVecs];
+    for (int t = 0; t < kRows; ++t) {
+      for (int i = 0; i < kVecs; ++i) dots[t][i] = NoSums();
+    }
+#pragma GCC unroll 8
+    for (int step = 0; step < kWordsPerGroup; ++step) {
+      const int word = step / 2 + step % 2 * 4;  // words v and v + 4 share packed bytes
+      Bytes weights[kVecs];
+      for (int i = 0; i < kVecs; ++i) weights[i] = of(i).Word(group, word, i % kVecsPerPanel);
       for (int t = 0; t < kRows; ++t) {
-        const size_t index = static_cast<size_t>(row + t) * num_groups + group;
-        const Vec dot = Weights::Dot(weights, x.values + index * kGroupColumns);
-        acc[t].vecs[half] = AddGroup<Weights::kHasMinimum>(acc[t].vecs[half], dot, scale, minimum, x.scale[index],
-                                                          x.scaled_sum[index]);
+        const auto four = Broadcast4(x_values + (t * num_groups + group) * kGroupColumns + 4 * word);
+        for (int i = 0; i < kVecs; ++i) dots[t][i] = Format::Add(dots[t][i], weights[i], four);
       }
     }
-  }
-  for (int t = 0; t < kRows; ++t) Finish(task, panel, row + t, acc[t]);
-}
-
-// Unpacked panel: the 8 x 64 weight bytes of every group, then per group 16 scales and 16 minima in f32.
-template <typename Weights>
-void Unpack(const PackedMatrix& weight, int panel, uint8_t* scratch) {
-  const int num_groups = weight.num_groups();
-  const uint8_t* values = weight.panel(panel);
-  const uint8_t* scales = values + num_groups * ValueBytes(Weights::kFormat);
-  float* unpacked_scales = reinterpret_cast<float*>(scratch + num_groups * 512);
-  for (int group = 0; group < num_groups; ++group) {
-    const uint8_t* group_scales = scales + group * ScaleBytes(Weights::kFormat);
-    for (int half = 0; half < kByteVecs; ++half) {
-      Bytes weights[8];
-      Weights::LoadGroup(values + group * ValueBytes(Weights::kFormat), half, weights);
-      for (int v = 0; v < 8; ++v) {
-        std::memcpy(scratch + group * 512 + 64 * v + kBytesPerVec * half, &weights[v], sizeof(Bytes));
-      }
-      Store(unpacked_scales + group * 32 + kLanes * half, Weights::Scale(group_scales, half));
-      Store(unpacked_scales + group * 32 + 16 + kLanes * half, Weights::Minimum(group_scales, half));
-    }
-  }
-}
-
-template <typename Weights, int kRows>
-void UnpackedTile(const MatmulTask& task, int panel, int row, const uint8_t* scratch) {
-  const QuantizedRows& x = task.quantized;
-  const int num_groups = x.num_groups;
-  const float* scales = reinterpret_cast<const float*>(scratch + num_groups * 512);
-  Panel acc[kRows] = {};
-  for (int half = 0; half < kByteVecs; ++half) {
-    for (int group = 0; group < num_groups; ++group) {
-      Bytes weights[8];
-      for (int v = 0; v < 8; ++v) weights[v] = LoadBytes(scratch + group * 512 + 64 * v + kBytesPerVec * half);
-      const Vec scale = Load(scales + group * 32 + kLanes * half);
-      const Vec minimum = Load(scales + group * 32 + 16 + kLanes * half);
+    for (int i = 0; i < kVecs; ++i) {
+      const Vec scale = of(i).Scale(group, i % kVecsPerPanel);
+      const Vec minimum = of(i).Minimum(group, i % kVecsPerPanel);
       for (int t = 0; t < kRows; ++t) {
-        const size_t index = static_cast<size_t>(row + t) * num_groups + group;
-        const Vec dot = Weights::Dot(weights, x.values + index * kGroupColumns);
-        acc[t].vecs[half] = AddGroup<Weights::kHasMinimum>(acc[t].vecs[half], dot, scale, minimum, x.scale[index],
-                                                          x.scaled_sum[index]);
+        const size_t index = t * num_groups + group;
+        sums[t][i] = AddGroup<Format::kHasMinimum>(sums[t][i], Format::Float(dots[t][i]), scale, minimum,
+                                                    x_scales[index], x_scaled_sums[index]);
       }
     }
   }
-  for (int t = 0; t < kRows; ++t) Finish(task, panel, row + t, acc[t]);
+  FinishTile<kRows, kPanels>(task, panel, row, sums);
 }
 
-// Calls tile(std::integral_constant<int, n>, row) over [row_begin, row_end) with n <= kTileRows rows at a time.
-template <int kRows, typename Tile>
-void ForRowTiles(int row_begin, int row_end, const Tile& tile) {
+// ---- cutting into tiles ---------------------------------------------------------------------------
+
+// Calls tile(std::integral_constant<int, n>, row) over [row_begin, row_end), as many rows n at a time as there are
+// and the tuning allows.
+template <int kMost, typename Tile>
+void ForRowTiles(int most, int row_begin, int row_end, const Tile& tile) {
   int row = row_begin;
-  for (; row + kRows <= row_end; row += kRows) tile(std::integral_constant<int, kRows>{}, row);
-  if constexpr (kRows > 1) {
-    if (row < row_end) ForRowTiles<kRows / 2>(row, row_end, tile);
+  if (kMost <= most) {
+    for (; row + kMost <= row_end; row += kMost) tile(std::integral_constant<int, kMost>{}, row);
+  }
+  if constexpr (kMost > 1) {
+    if (row < row_end) ForRowTiles<kMost - 1>(most, row, row_end, tile);
   }
 }
 
-template <typename Weights>
-void FloatPanel(const MatmulTask& task, int panel, int row_begin, int row_end) {
-  ForRowTiles<kTileRows>(row_begin, row_end, [&](auto rows, int row) { FloatTile<Weights, rows>(task, panel, row); });
+template <typename Weights, int kPanels>
+void FloatPanels(const MatmulTask& task, int tile_rows, int panel, int row_begin, int row_end) {
+  ForRowTiles<kMaxTileRows[kPanels - 1]>(tile_rows, row_begin, row_end, [&](auto rows, int row) {
+    FloatTile<Weights, rows, kPanels>(task, panel, row);
+  });
 }
 
-template <typename Weights>
-void QuantizedPanel(const MatmulTask& task, int panel, int row_begin, int row_end, uint8_t* scratch) {
-  if (row_end - row_begin < kUnpackRows) {
-    ForRowTiles<kTileRows>(row_begin, row_end,
-                           [&](auto rows, int row) { PackedTile<Weights, rows>(task, panel, row); });
-    return;
-  }
-  Unpack<Weights>(*task.weight, panel, scratch);
-  ForRowTiles<kTileRows>(row_begin, row_end,
-                         [&](auto rows, int row) { UnpackedTile<Weights, rows>(task, panel, row, scratch); });
+template <typename Format, int kPanels>
+void QuantizedPanels(const MatmulTask& task, int tile_rows, int panel, int row_begin, int row_end) {
+  ForRowTiles<kMaxTileRows[kPanels - 1]>(tile_rows, row_begin, row_end, [&](auto rows, int row) {
+    QuantizedTile<Format, rows, kPanels>(task, panel, row);
+  });
 }
 
-void MatmulPanel(const MatmulTask& task, int panel, int row_begin, int row_end, uint8_t* scratch) {
+template <int kPanels>
+void ComputePanels(const MatmulTask& task, int tile_rows, int panel, int row_begin, int row_end) {
   switch (task.weight->format) {
-    case WeightFormat::kF32: return FloatPanel<F32Weights>(task, panel, row_begin, row_end);
-    case WeightFormat::kF16: return FloatPanel<F16Weights>(task, panel, row_begin, row_end);
-    case WeightFormat::kBF16: return FloatPanel<BF16Weights>(task, panel, row_begin, row_end);
-    case WeightFormat::kInt8: return QuantizedPanel<Int8F16>(task, panel, row_begin, row_end, scratch);
-    case WeightFormat::kInt4: return QuantizedPanel<Int4F16>(task, panel, row_begin, row_end, scratch);
-    case WeightFormat::kInt4Wide: return QuantizedPanel<Int4F32>(task, panel, row_begin, row_end, scratch);
+    case WeightFormat::kF32: return FloatPanels<F32Weights, kPanels>(task, tile_rows, panel, row_begin, row_end);
+    case WeightFormat::kF16: return FloatPanels<F16Weights, kPanels>(task, tile_rows, panel, row_begin, row_end);
+    case WeightFormat::kBF16: return FloatPanels<BF16Weights, kPanels>(task, tile_rows, panel, row_begin, row_end);
+    case WeightFormat::kInt8: return QuantizedPanels<Int8F16, kPanels>(task, tile_rows, panel, row_begin, row_end);
+    case WeightFormat::kInt4: return QuantizedPanels<Int4F16, kPanels>(task, tile_rows, panel, row_begin, row_end);
+    case WeightFormat::kInt4Wide: return QuantizedPanels<Int4F32, kPanels>(task, tile_rows, panel, row_begin, row_end);
   }
+}
+
+void MatmulPanels(const MatmulTask& task, const MatmulTuning& tuning, int panel_begin, int panel_end, int row_begin,
+                  int row_end) {
+  int panel = panel_begin;
+  if constexpr (kMaxTileRows[1] > 0) {
+    if (tuning.tile_panels == 2) {
+      for (; panel + 2 <= panel_end; panel += 2) ComputePanels<2>(task, tuning.tile_rows, panel, row_begin, row_end);
+    }
+  }
+  for (; panel < panel_end; ++panel) ComputePanels<1>(task, tuning.tile_rows, panel, row_begin, row_end);
 }
 
 }  // namespace headrace::HEADRACE_ISA

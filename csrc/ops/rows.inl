@@ -50,19 +50,20 @@ void QuantizeRow(const float* x, int size, QuantizedRow out) {
     // NaN and infinity must reach the scale, or a broken row would turn into plausible numbers.
     const float max = ReduceMax(largest) + ReduceAdd(poison);
     const float inverse = max > 0.0f ? 127.0f / max : 0.0f;
-    IntVec total = {};
+    typedef uint32_t Unsigned __attribute__((vector_size(kLanes * 4)));
+    Unsigned total = {};  // wraps around where the row holds what rounds to no integer
     for (int i = 0; i < kGroupColumns; i += kLanes) {
       typedef int8_t Narrow __attribute__((vector_size(kLanes)));
       const Vec shifted = Load(from + i) * inverse + 12582912.0f;  // 1.5 * 2**23: rounds to nearest even
       const IntVec rounded = (IntVec)shifted - 0x4B400000;
-      total += rounded;
+      total += (Unsigned)rounded;
       const Narrow narrow = __builtin_convertvector(rounded, Narrow);
       std::memcpy(out.values + group * kGroupColumns + i, &narrow, sizeof(narrow));
     }
-    int32_t sum = 0;
+    uint32_t sum = 0;
     for (int i = 0; i < kLanes; ++i) sum += total[i];
     out.scale[group] = max / 127.0f;
-    out.scaled_sum[group] = out.scale[group] * static_cast<float>(sum);
+    out.scaled_sum[group] = out.scale[group] * static_cast<float>(static_cast<int32_t>(sum));
   }
 }
 

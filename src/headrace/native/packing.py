@@ -61,6 +61,12 @@ class PackedWeight:
             np.ascontiguousarray(blocks), stored, self.num_rows, self.num_columns, row_begin, count, self.data
         )
 
+    def first_rows(self, num_rows: int) -> PackedWeight:
+        """The first ``num_rows`` as a matrix of its own, in the same memory; all of them or a multiple of 16."""
+        assert num_rows == self.num_rows or num_rows % PANEL_ROWS == 0
+        size = _native.packed_bytes(self.format, num_rows, self.num_columns)
+        return PackedWeight(self.format, num_rows, self.num_columns, self.data[:size])
+
     def row(self, index: int) -> Float32Array:
         """One row, widened to float32."""
         values = np.empty(self.num_columns, np.float32)

@@ -18,6 +18,7 @@ from headrace.native.arena import ArenaPlan, plan_arena
 from headrace.native.lowering import HEAD_INPUT, HIDDEN, LOGITS, Listing, lower
 from headrace.native.operations import KvFormat, Operation
 from headrace.native.packing import PackedWeight
+from headrace.native.tuning import MatrixShape, TuningTable, default_tunings
 
 Float32Array = NDArray[np.float32]
 Int32Array = NDArray[np.int32]
@@ -45,16 +46,29 @@ class NativeProgram:
         matrices: Mapping[str, PackedWeight],
         vectors: Mapping[str, Float32Array],
         kernels: str = "",
+        tuning: TuningTable | None = None,
     ) -> NativeProgram:
         """Compile. ``vectors`` are norms and biases, and ``rope_factors`` where the model has them.
 
         ``kernels`` names an instruction set (``"portable"``, ``"avx2"``, ``"avx512"``); empty takes the machine's best.
+        Shapes that are not in ``tuning``, or all without one, are cut up as the kernels propose.
 
         Raises ``ValueError`` naming what does not fit together.
         """
         listing = lower(config, {name: m.format for name, m in matrices.items()}, frozenset(vectors))
         arena = plan_arena(listing.buffers, listing.body + listing.head, kept=[HIDDEN])
-        return cls(config, listing, arena, _Binder(config, listing, arena, matrices, vectors).bind(kernels))
+        chosen = kernels or _native.best_kernels()
+        tunings = [] if tuning is None else _tunings(matrices, tuning, chosen)
+        return cls(config, listing, arena, _Binder(config, listing, arena, matrices, vectors).bind(chosen, tunings))
+
+
+def _tunings(
+    matrices: Mapping[str, PackedWeight], tuning: TuningTable, kernels: str
+) -> list[list[tuple[int, int, int, int]]]:
+    """Each matrix's choices, as C++ takes them."""
+    default = default_tunings(kernels)
+    found = (tuning.tunings(MatrixShape.of(matrix)) or default for matrix in matrices.values())
+    return [[choice.numbers for choice in choices] for choices in found]
 
 
 class _Binder:
@@ -77,7 +91,7 @@ class _Binder:
         self._matrix_ids = {name: index for index, name in enumerate(matrices)}
         self._vector_ids = {name: index for index, name in enumerate(vectors)}
 
-    def bind(self, kernels: str) -> _native.Program:
+    def bind(self, kernels: str, tunings: list[list[tuple[int, int, int, int]]]) -> _native.Program:
         config, listing = self._config, self._listing
         return _native.Program(
             shape=[
@@ -91,17 +105,18 @@ class _Binder:
             body=[self._operation(operation) for operation in listing.body],
             head=[self._operation(operation) for operation in listing.head],
             buffers=[(b.is_quantized, b.width, self._arena.offsets[b.name]) for b in listing.buffers],
-            matrices=[(m.format, m.num_rows, m.num_columns, m.data) for m in self._matrices.values()],
+            matrices=[(int(m.format), m.num_rows, m.num_columns, m.data) for m in self._matrices.values()],
             vectors=[np.ascontiguousarray(v, np.float32) for v in self._vectors.values()],
             ropes=self._ropes(),
             named_buffers=[self._buffer_ids[name] for name in (HIDDEN, HEAD_INPUT, LOGITS)],
             kernels=kernels,
+            tunings=tunings,
         )
 
-    def _ropes(self) -> list[object]:
+    def _ropes(self) -> list[tuple[int, float, Float32Array]]:
         factors = self._vectors.get("rope_factors", np.float32(1.0))
         return [
-            (rope.rotary_dim, rope.attention_factor, (rope.inverse_frequencies() / factors).astype(np.float32))
+            (rope.rotary_dim, float(rope.attention_factor), (rope.inverse_frequencies() / factors).astype(np.float32))
             for rope in self._listing.ropes
         ]
 
