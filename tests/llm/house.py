@@ -61,9 +61,10 @@ class RoleChat:
         continue_final_message: bool,
         template_kwargs: Mapping[str, object],
     ) -> list[int]:
-        assert add_generation_prompt
+        assert add_generation_prompt != continue_final_message
         text = "".join(f"{str(message['role'])[0].upper()}{message['content']}" for message in messages)
-        return CharTokenizer().encode(text + "A")
+        text += str(template_kwargs.get("note", ""))
+        return CharTokenizer().encode(text + "A" if add_generation_prompt else text)
 
 
 class House:

@@ -13,7 +13,7 @@ from headrace.core.step import StepPlan, StepResult, TokenMask
 from headrace.llm.offline import LLM
 from headrace.llm.outputs import GenerationOutput
 from tests.fakes import ContentExecutor
-from tests.llm.house import EOS, House, answer, text_of
+from tests.llm.house import EOS, CharTokenizer, House, answer, text_of
 
 PARAMS = SamplingParams(max_tokens=6)
 
@@ -78,6 +78,29 @@ def test_each_prompt_may_have_its_own_parameters() -> None:
     assert [len(output.outputs) for output in outputs] == [1, 2]
     with pytest.raises(InvalidRequest, match="2 prompts but 1 sampling params"):
         open_llm().generate(["CD", "CD"], [PARAMS])
+
+
+def test_priorities_go_to_their_prompts() -> None:
+    house = House()
+    seen: list[int] = []
+    submit = house.engine.submit
+    house.engine.submit = lambda request: (seen.append(request.priority), submit(request))[1]  # type: ignore[method-assign]
+    llm = open_llm(house)
+    llm.generate(["A", "B"], PARAMS, priority=[3, -1])
+    llm.generate("C", PARAMS)
+    assert seen == [3, -1, 0]
+    with pytest.raises(InvalidRequest, match="2 prompts but 3 priority"):
+        llm.generate(["A", "B"], PARAMS, priority=[1, 2, 3])
+
+
+def test_a_chat_can_go_on_with_its_last_message_and_set_template_variables() -> None:
+    llm = open_llm()
+    messages = [{"role": "user", "content": "C"}, {"role": "assistant", "content": "D"}]
+    (answered,) = llm.chat(messages, PARAMS)
+    (continued,) = llm.chat(messages, PARAMS, continue_final_message=True, chat_template_kwargs={"note": "E"})
+    tokenizer = CharTokenizer()
+    assert answered.prompt_token_ids == tokenizer.encode("UCADA")
+    assert continued.prompt_token_ids == tokenizer.encode("UCADE")
 
 
 def test_the_default_is_sixteen_tokens_as_in_vllm() -> None:

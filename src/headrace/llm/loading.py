@@ -42,14 +42,23 @@ class LoadedModel:
     tokenizer: OfflineTokenizer
     chat: ChatEncoder | None
 
-    def chat_token_ids(self, messages: ChatMessages) -> list[int]:
-        """Tokens of a conversation up to where the assistant's answer begins. Raises ``InvalidRequest``."""
+    def chat_token_ids(
+        self,
+        messages: ChatMessages,
+        *,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """Tokens of a conversation up to where the assistant's answer begins, or goes on. Raises ``InvalidRequest``."""
         if self.chat is None:
             raise InvalidRequest(
                 "this model has no chat template; use generate, or give one with chat_template=FILE", "messages"
             )
         return self.chat.encode_chat(
-            messages, add_generation_prompt=True, continue_final_message=False, template_kwargs={}
+            messages,
+            add_generation_prompt=not continue_final_message,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs or {},
         )
 
 

@@ -7,7 +7,8 @@ engine works, and there is nothing here that the HTTP server does otherwise.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 from headrace.core.clock import WallClock
@@ -70,15 +71,18 @@ class LLM:
         sampling_params: SamplingChoice = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[GenerationOutput]:
         """Complete prompts: text, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``, one or several.
 
-        ``sampling_params`` is one for all or one per prompt. A sequence that fails inside the engine has
+        ``sampling_params`` is one for all or one per prompt. ``priority`` is one per prompt, lower first, for an
+        engine with ``scheduling_policy="priority"``. A sequence that fails inside the engine has
         ``finish_reason == "error"`` and the others are unharmed. Raises ``InvalidRequest`` before anything
         is computed. ``use_tqdm`` shows progress on a terminal.
         """
         encoded = [encode_prompt(prompt, self._loaded.tokenizer) for prompt in as_list(prompts)]
-        return self._generate(encoded, sampling_params, terminal_progress() if use_tqdm else NullProgress())
+        jobs = _jobs(encoded, sampling_params, priority)
+        return self._generate(jobs, terminal_progress() if use_tqdm else NullProgress())
 
     def chat(
         self,
@@ -86,9 +90,24 @@ class LLM:
         sampling_params: SamplingChoice = None,
         *,
         use_tqdm: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> list[GenerationOutput]:
-        """Answer one conversation (a list of ``{"role": ..., "content": ...}``) or several."""
-        prompts = [self.chat_prompt(conversation) for conversation in as_conversations(messages)]
+        """Answer one conversation (a list of ``{"role": ..., "content": ...}``) or several.
+
+        ``continue_final_message`` goes on with the last message instead of answering it;
+        ``chat_template_kwargs`` are variables for the template.
+        """
+        prompts: list[Prompt] = [
+            {
+                "prompt_token_ids": self._loaded.chat_token_ids(
+                    conversation,
+                    continue_final_message=continue_final_message,
+                    template_kwargs=chat_template_kwargs,
+                )
+            }
+            for conversation in as_conversations(messages)
+        ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     @property
@@ -102,7 +121,7 @@ class LLM:
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Complete one prompt, yielding deltas as they come; closing the iterator ends the request."""
         encoded = encode_prompt(prompt, self._loaded.tokenizer)
-        return self._runner.stream(self._collector(encoded, sampling_params or SamplingParams()))
+        return self._runner.stream(self._collector(_Job(encoded, sampling_params or SamplingParams())))
 
     def score(
         self, prompts: Prompt | Sequence[Prompt], continuations: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
@@ -117,8 +136,8 @@ class LLM:
         for number, (token_ids, start) in enumerate(seams):
             _check_scorable(number, len(token_ids), start)
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-        encoded = [EncodedPrompt(None, token_ids) for token_ids, _ in seams]
-        outputs = self._generate(encoded, params, terminal_progress() if use_tqdm else NullProgress())
+        jobs = [_Job(EncodedPrompt(None, token_ids), params) for token_ids, _ in seams]
+        outputs = self._generate(jobs, terminal_progress() if use_tqdm else NullProgress())
         return [_score(output, start) for output, (_, start) in zip(outputs, seams, strict=True)]
 
     def close(self) -> None:
@@ -133,10 +152,8 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _generate(
-        self, prompts: Sequence[EncodedPrompt], sampling: SamplingChoice, progress: Progress
-    ) -> list[GenerationOutput]:
-        collectors = self._collectors(prompts, sampling)
+    def _generate(self, jobs: Sequence[_Job], progress: Progress) -> list[GenerationOutput]:
+        collectors = self._collectors(jobs)
         progress.start("generating", len(collectors), "items")
         try:
             self._runner.run(collectors, lambda: progress.advance(1))
@@ -144,35 +161,47 @@ class LLM:
             progress.finish()
         return [collector.snapshot() for collector in collectors]
 
-    def _collectors(self, prompts: Sequence[EncodedPrompt], sampling: SamplingChoice) -> list[OutputCollector]:
+    def _collectors(self, jobs: Sequence[_Job]) -> list[OutputCollector]:
         collectors = []
-        for number, (prompt, params) in enumerate(zip(prompts, _per_prompt(sampling, len(prompts)), strict=True)):
+        for number, job in enumerate(jobs):
             try:
-                collectors.append(self._collector(prompt, params))
+                collectors.append(self._collector(job))
             except InvalidRequest as error:
-                raise _numbered(error, number, len(prompts)) from error
+                raise _numbered(error, number, len(jobs)) from error
         return collectors
 
-    def _collector(self, prompt: EncodedPrompt, params: SamplingParams) -> OutputCollector:
+    def _collector(self, job: _Job) -> OutputCollector:
         request = self._builder.build(
             f"offline-{next(self._request_numbers)}",
-            prompt.token_ids,
-            params,
+            job.prompt.token_ids,
+            job.params,
             arrival_time=self._clock.now(),
-            cache_salt=prompt.cache_salt,
+            priority=job.priority,
+            cache_salt=job.prompt.cache_salt,
         )
-        return OutputCollector(request, prompt.text, self._loaded.tokenizer.token_text)
+        return OutputCollector(request, job.prompt.text, self._loaded.tokenizer.token_text)
 
 
-def _per_prompt(sampling: SamplingChoice, num_prompts: int) -> list[SamplingParams]:
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One prompt with what is asked of it."""
+
+    prompt: EncodedPrompt
+    params: SamplingParams
+    priority: int = 0
+
+
+def _jobs(prompts: Sequence[EncodedPrompt], sampling: SamplingChoice, priority: Sequence[int] | None) -> list[_Job]:
     if sampling is None or isinstance(sampling, SamplingParams):
-        return [sampling or SamplingParams()] * num_prompts
-    if len(sampling) != num_prompts:
-        raise InvalidRequest(
-            f"there are {num_prompts} prompts but {len(sampling)} sampling params; give one, or one per prompt",
-            "sampling_params",
-        )
-    return list(sampling)
+        sampling = [sampling or SamplingParams()] * len(prompts)
+    priority = [0] * len(prompts) if priority is None else priority
+    for name, values in (("sampling_params", sampling), ("priority", priority)):
+        if len(values) != len(prompts):
+            raise InvalidRequest(
+                f"there are {len(prompts)} prompts but {len(values)} {name.replace('_', ' ')}; give one per prompt",
+                name,
+            )
+    return [_Job(*job) for job in zip(prompts, sampling, priority, strict=True)]
 
 
 def _pairs(prompts: list[Prompt], continuations: list[Prompt]) -> list[tuple[Prompt, Prompt]]:
