@@ -13,7 +13,7 @@ from headrace.server.context import ServerContext
 from headrace.server.limits import read_body
 from headrace.server.prompts import Conversation, truncated
 from headrace.server.protocol_chat import CHAT_BODY, ChatRequest
-from headrace.server.respond import Identity, check_stream_options, identify, response
+from headrace.server.respond import Identity, cache_salt, check_stream_options, identify, response
 from headrace.server.sampling_fields import chat_sampling
 from headrace.server.usage import UsageMeter
 
@@ -27,7 +27,7 @@ async def create_chat_completion(context: ServerContext, http: HttpRequest) -> A
         check_stream_options(body.value)
         check_features(body.value)
         model = context.served_name(body.value.model)
-        identity = identify("chatcmpl", model, body.value.request_id, record_of(http.scope))
+        identity = identify("chatcmpl", model, body.value, record_of(http.scope))
         request = await context.in_worker(_prepare, context, body.value, identity)
     usage = UsageMeter([request], context.config.enable_prompt_tokens_details)
     reply = ChatReply(identity.head, _options(body.value), request, context.tokens, usage)
@@ -45,7 +45,7 @@ def _prepare(context: ServerContext, body: ChatRequest, identity: Identity) -> R
             sampling,
             arrival_time=context.clock.now(),
             priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
+            cache_salt=cache_salt(body),
         )
     except InvalidRequest as error:
         if error.param == "prompt":  # the builder's word for what a chat calls messages

@@ -15,7 +15,7 @@ from headrace.server.context import ServerContext
 from headrace.server.limits import read_body
 from headrace.server.prompts import PromptTokens, truncated
 from headrace.server.protocol_completions import COMPLETION_BODY, CompletionRequest
-from headrace.server.respond import Identity, check_stream_options, identify, response
+from headrace.server.respond import Identity, cache_salt, check_stream_options, identify, response
 from headrace.server.sampling_fields import completion_sampling, is_echo_only
 from headrace.server.usage import UsageMeter
 
@@ -35,7 +35,7 @@ async def create_completion(context: ServerContext, http: HttpRequest) -> App:
     with context.counted_rejections():
         body = COMPLETION_BODY.decode(data, context.config.max_json_depth)
         check_stream_options(body.value)
-        identity = identify("cmpl", context.served_name(body.value.model), body.value.request_id, record_of(http.scope))
+        identity = identify("cmpl", context.served_name(body.value.model), body.value, record_of(http.scope))
         prepared = await context.in_worker(_prepare, context, body.value, identity)
     reply = CompletionReply(
         identity.head,
@@ -64,7 +64,7 @@ def _prepare(context: ServerContext, body: CompletionRequest, identity: Identity
                 _clipped(sampling, body, context.builder.max_model_len - len(token_ids)),
                 arrival_time=context.clock.now(),
                 priority=body.priority or 0,
-                cache_salt=body.cache_salt or "",
+                cache_salt=cache_salt(body),
             )
         )
     return _Prepared(tuple(requests), _echo_texts(context, body, prompts, requests))

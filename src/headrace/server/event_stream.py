@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
 
 import msgspec
 
@@ -20,6 +19,7 @@ from headrace.server.access_log import RequestRecord, Send
 from headrace.server.errors import ErrorResponse, error_reply
 from headrace.server.generation import Delta
 from headrace.server.reply import Reply
+from headrace.server.stream_interval import DeltaSource, SpacedDeltas
 
 KEEP_ALIVE_S = 15.0
 
@@ -34,23 +34,21 @@ _DONE = b"data: [DONE]\n\n"
 logger = logging.getLogger(__name__)
 
 
-class DeltaSource(Protocol):
-    """Where deltas come from; ``generation.Generation`` says what ``next`` promises."""
-
-    async def next(self, timeout_s: float) -> list[Delta] | None: ...
-
-
 class EventStream:
-    """Sends one reply as a stream."""
+    """Sends one reply as a stream, with at least ``interval`` tokens of a sequence in an event."""
 
-    def __init__(self, reply: Reply, headers: Sequence[tuple[bytes, bytes]], keep_alive_s: float) -> None:
+    def __init__(
+        self, reply: Reply, headers: Sequence[tuple[bytes, bytes]], keep_alive_s: float, interval: int = 1
+    ) -> None:
         self._reply = reply
         self._headers = [*_HEADERS, *headers]
         self._keep_alive_s = keep_alive_s
+        self._interval = interval
 
     async def send(self, source: AbstractAsyncContextManager[DeltaSource], send: Send, record: RequestRecord) -> None:
         """Run the generation and send everything. Raises only while nothing has been sent."""
-        async with source as generation:
+        async with source as opened:
+            generation = opened if self._interval == 1 else SpacedDeltas(opened, self._interval)
             deltas = await generation.next(self._keep_alive_s)
             await send({"type": "http.response.start", "status": 200, "headers": self._headers})
             try:

@@ -69,13 +69,17 @@ class BodyType(Generic[S]):
         self._decoder = msgspec.json.Decoder(struct)
         self._known = frozenset(field.encode_name for field in msgspec.structs.fields(struct))
 
+    def knows(self, name: str) -> bool:
+        """Whether a field is honoured or refused, rather than ignored."""
+        return name in self._known or name in self._unsupported
+
     def decode(self, body: bytes, max_depth: int) -> Body[S]:
         """Decode strictly. Raises ``InvalidRequest`` naming the field or the byte offset. Cost O(body)."""
         check_json(body, max_depth)
         fields = _decode(_OBJECT, body)
         self._refuse_unsupported(fields)
         value = _decode(self._decoder, body)
-        ignored = [name for name in fields if name not in self._known and name not in self._unsupported]
+        ignored = [name for name in fields if not self.knows(name)]
         return Body(value, _header_safe(ignored))
 
     def _refuse_unsupported(self, fields: Mapping[str, msgspec.Raw]) -> None:

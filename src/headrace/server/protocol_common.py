@@ -56,11 +56,16 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    extra_key: str | None = None
     priority: int | None = None
     truncate_prompt_tokens: int | None = None
+    stream_interval: int | None = None
     request_id: str | None = None
+    rid: str | None = None
 
-    # taken and without effect here: OpenAI's bookkeeping for its own platform
+    # taken and without effect here: hints to routers, OpenAI's bookkeeping for its own platform
+    session_id: str | None = None
+    custom_labels: dict[str, str] | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -100,9 +105,11 @@ _CONSTRAINED = "constrained decoding is not available yet; leave it out"
 _BEAM = "beam search is not available; sample with n and pick"
 _CODE = "code from requests is never run; leave it out"
 _NOT_DONE = "leave it out"
+_PLAIN_ROW = "use prompt_logprobs, or echo with logprobs"
 
 UNSUPPORTED_FIELDS = {
     "use_beam_search": Unsupported(_BEAM),
+    "beam_width": Unsupported(_BEAM, (None, 1)),
     "length_penalty": Unsupported(_BEAM, (None, 1, 1.0)),
     "early_stopping": Unsupported(_BEAM),
     "guided_json": Unsupported(_CONSTRAINED, (None,)),
@@ -117,12 +124,24 @@ UNSUPPORTED_FIELDS = {
     "stop_regex": Unsupported("use stop strings", (None, [])),
     "logits_processors": Unsupported(_CODE, (None, [])),
     "custom_logit_processor": Unsupported(_CODE, (None,)),
+    "custom_params": Unsupported(_CODE, (None, {})),
+    "vllm_xargs": Unsupported(_CODE, (None, {})),
     "prompt_embeds": Unsupported("send text or token ids", (None,)),
     "lora_path": Unsupported("adapters are not available", (None,)),
+    "lora_request": Unsupported("adapters are not available", (None,)),
+    "kv_transfer_params": Unsupported("prefill and decode run in one place here; leave it out", (None,)),
     "logprob_token_ids": Unsupported("use logprobs", (None, [])),
     "token_ids_logprob": Unsupported("use logprobs", (None, [])),
     "return_tokens_as_token_ids": Unsupported("use return_token_ids"),
     "return_hidden_states": Unsupported(_NOT_DONE),
+    "return_routed_experts": Unsupported(_NOT_DONE),
+    "return_context_logits": Unsupported(_PLAIN_ROW),
+    "return_generation_logits": Unsupported("use logprobs"),
+    "logprob_start_len": Unsupported(_PLAIN_ROW, (None, -1)),
+    "top_p_min": Unsupported(_NOT_DONE, (None, 0, 0.0)),
+    "prompt_ignore_length": Unsupported(_NOT_DONE, (None, 0)),
+    "truncation_side": Unsupported("truncate_prompt_tokens keeps the end of the prompt", (None, "left")),
+    "watermark": Unsupported(_NOT_DONE),
     "thinking_token_budget": Unsupported(_NOT_DONE, (None,)),
     "repetition_detection": Unsupported(_NOT_DONE, (None,)),
     "spaces_between_special_tokens": Unsupported(_NOT_DONE, (None, True)),

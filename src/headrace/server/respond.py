@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import Request
+from headrace.engine.request_builder import MAX_CACHE_SALT_CHARS
 from headrace.engine.streams import merge_outputs
 from headrace.server.access_log import App, Receive, RequestRecord, Scope, Send, record_of, sound_request_id
 from headrace.server.context import ServerContext
@@ -38,9 +39,9 @@ class Identity:
     engine_id: str
 
 
-def identify(prefix: str, model: str, asked_id: str | None, record: RequestRecord) -> Identity:
-    """Name a reply after the body's ``request_id``, else the request's own id."""
-    record.request_id = sound_request_id(asked_id or "") or record.request_id
+def identify(prefix: str, model: str, body: GenerationFields, record: RequestRecord) -> Identity:
+    """Name a reply after the body's ``request_id`` (SGLang's ``rid``), else the request's own id."""
+    record.request_id = sound_request_id(body.request_id or body.rid or "") or record.request_id
     reply_id = f"{prefix}-{record.request_id}"
     return Identity(ReplyHead(reply_id, int(time.time()), model), f"{reply_id}-{secrets.token_hex(6)}")
 
@@ -48,12 +49,35 @@ def identify(prefix: str, model: str, asked_id: str | None, record: RequestRecor
 def check_stream_options(body: GenerationFields) -> None:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is only for streams; set stream to true or leave it out", "stream_options")
+    if body.stream_interval is not None and body.stream_interval < 1:
+        raise InvalidRequest(f"stream_interval is {body.stream_interval} but must be at least 1", "stream_interval")
+
+
+def cache_salt(body: GenerationFields) -> str:
+    """vLLM's ``cache_salt`` and SGLang's ``extra_key`` in one: a prefix is shared only where both are equal.
+
+    No field can hold the NUL between them (``json_body.check_json``), so different pairs never coincide.
+    """
+    salt = body.cache_salt or ""
+    if not body.extra_key:
+        return salt
+    joined = f"{salt}\0{body.extra_key}"
+    if len(joined) > MAX_CACHE_SALT_CHARS:
+        raise InvalidRequest(
+            f"extra_key and cache_salt have {len(joined) - 1} characters together but at most "
+            f"{MAX_CACHE_SALT_CHARS - 1} are allowed",
+            "extra_key",
+        )
+    return joined
 
 
 def response(context: ServerContext, requests: Sequence[Request], reply: Reply, body: Body[GenerationFields]) -> App:
     """The ASGI response that generates and answers as the body asked."""
-    kind = StreamResponse if body.value.stream else WholeResponse
-    return kind(context, requests, reply, ignored_fields_headers(body.ignored_fields))
+    headers = ignored_fields_headers(body.ignored_fields)
+    if not body.value.stream:
+        return WholeResponse(context, requests, reply, headers)
+    events = EventStream(reply, headers, context.keep_alive_comment_s, body.value.stream_interval or 1)
+    return StreamResponse(context, requests, reply, events)
 
 
 class WholeResponse:
@@ -95,14 +119,14 @@ class WholeResponse:
 class StreamResponse:
     """ASGI response: answers while it generates."""
 
-    def __init__(self, context: ServerContext, requests: Sequence[Request], reply: Reply, headers: Headers) -> None:
+    def __init__(self, context: ServerContext, requests: Sequence[Request], reply: Reply, events: EventStream) -> None:
         self._context = context
         self._requests = requests
         self._reply = reply
-        self._stream = EventStream(reply, headers, context.keep_alive_comment_s)
+        self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
         record.reply = self._reply
         generation = Generation(self._context.client, self._requests, receive, self._context.traffic)
-        await self._stream.send(generation, send, record)
+        await self._events.send(generation, send, record)
