@@ -6,13 +6,13 @@ ARGS ?=
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-DEPENDENCIES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.inl')
+DEPENDENCIES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -path csrc/tests -prune -o -type f -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check format test bench docs stubs clean
+.PHONY: help install serve check format test native-test native-sanitize bench docs stubs clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## create .venv and install headrace into it
 
@@ -32,6 +32,14 @@ format: $(VENV)/.installed-test ## format the code and apply safe lint fixes
 test: $(VENV)/.installed-test ## run every test; ARGS go to pytest
 	$(BIN)/python -m pytest $(ARGS)
 
+native-test: build/native/build.ninja ## build and run the tests of csrc
+	$(BIN)/ninja -C build/native native_tests
+	build/native/native_tests $(ARGS)
+
+native-sanitize: build/sanitize/build.ninja ## the same under the address and undefined-behaviour sanitizers
+	$(BIN)/ninja -C build/sanitize native_tests
+	build/sanitize/native_tests $(ARGS)
+
 bench: install ## measure the engine's step
 	$(BIN)/python benchmarks/step.py $(ARGS)
 
@@ -41,6 +49,16 @@ docs: install ## write the pages that are generated from code
 
 stubs: $(VENV)/.installed-test ## write the types of the native module, generated from the module itself
 	$(BIN)/python -m nanobind.stubgen -q -m headrace.native._native -o src/headrace/native/_native.pyi
+
+CONFIGURE = $(BIN)/cmake -G Ninja -S . -B $(@D) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DHEADRACE_TESTS=ON \
+	-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
+
+build/native/build.ninja: CMakeLists.txt | $(VENV)/.installed-test
+	$(CONFIGURE)
+
+build/sanitize/build.ninja: CMakeLists.txt | $(VENV)/.installed-test
+	$(CONFIGURE) -DCMAKE_BUILD_TYPE=Debug \
+		-DCMAKE_CXX_FLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -72,7 +72,7 @@ def _gemma3_config(query_pre_attn_scalar: int) -> Gemma3TextConfig:
 def _configs() -> dict[str, tuple[type[PreTrainedModel], object]]:
     return {
         "llama2": (LlamaForCausalLM, LlamaConfig(**_SIZES | {"num_key_value_heads": 4})),
-        "llama3": (LlamaForCausalLM, LlamaConfig(**_SIZES, rope_parameters=_LLAMA3_ROPE, head_dim=24)),
+        "llama3": (LlamaForCausalLM, LlamaConfig(**_SIZES, rope_parameters=_LLAMA3_ROPE, head_dim=48)),
         "llama-biased-linear-tied": (
             LlamaForCausalLM,
             LlamaConfig(**_SIZES, attention_bias=True, rope_parameters=_LINEAR_ROPE, tie_word_embeddings=True),
@@ -80,7 +80,9 @@ def _configs() -> dict[str, tuple[type[PreTrainedModel], object]]:
         "llama-yarn": (LlamaForCausalLM, LlamaConfig(**_SIZES, rope_parameters=_YARN_ROPE)),
         "smollm2": (
             LlamaForCausalLM,
-            LlamaConfig(**_SIZES | {"num_attention_heads": 8}, rope_theta=100000.0, tie_word_embeddings=True),
+            LlamaConfig(
+                **_SIZES | {"num_attention_heads": 8}, head_dim=16, rope_theta=100000.0, tie_word_embeddings=True
+            ),
         ),
         "mistral": (MistralForCausalLM, MistralConfig(**_SIZES, sliding_window=WINDOW)),
         "qwen2": (Qwen2ForCausalLM, Qwen2Config(**_SIZES, tie_word_embeddings=True)),
