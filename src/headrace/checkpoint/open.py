@@ -8,6 +8,7 @@ from headrace.checkpoint.checkpoint import Checkpoint
 from headrace.checkpoint.gguf import open_gguf
 from headrace.checkpoint.layout import shown
 from headrace.checkpoint.safetensors import INDEX_FILE, open_safetensors
+from headrace.core.compiled_files import is_compiled
 from headrace.core.errors import ConfigError
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -18,11 +19,18 @@ _REMEDY = "convert the model to safetensors (save_pretrained writes it) or GGUF"
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a ``.gguf`` file, a ``.safetensors`` file or a folder of either; raises ``ConfigError``."""
     weights = locate_weights(path)
+    if is_compiled(weights):
+        raise ConfigError(f"{path} is a compiled model and has no stored tensors; give what it was made from", "model")
     return open_gguf(weights) if weights.suffix.lower() == ".gguf" else open_safetensors(weights)
 
 
 def locate_weights(path: Path) -> Path:
-    """The ``.gguf`` or ``.safetensors`` file that ``path`` is, or the folder it is, or the only GGUF in it."""
+    """The ``.gguf`` or ``.safetensors`` file that ``path`` is, or the folder it is, or the only GGUF in it.
+
+    A compiled folder is taken as it is.
+    """
+    if is_compiled(path):
+        return path
     if path.is_dir():
         return _locate_in_folder(path)
     suffix = path.suffix.lower()

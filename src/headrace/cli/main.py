@@ -45,6 +45,12 @@ def _models(argv: Sequence[str]) -> int:
     return models.main(argv)
 
 
+def _compile(argv: Sequence[str]) -> int:
+    from headrace.cli import compile as compile_verb
+
+    return compile_verb.main(argv)
+
+
 def _doctor(argv: Sequence[str]) -> int:
     from headrace.cli import doctor
 
@@ -71,6 +77,7 @@ VERBS = (
     Verb("run", "answer one prompt on the terminal", _run),
     Verb("chat", "talk to a model on the terminal", _chat),
     Verb("models", "list, fetch, show and remove models", _models),
+    Verb("compile", "pack, tune and check a model into a folder that starts fast", _compile),
     Verb("doctor", "say what would run on this machine, and why", _doctor),
     Verb("version", "print versions", _version),
 )

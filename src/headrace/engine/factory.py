@@ -18,9 +18,10 @@ from pathlib import Path
 from headrace.cache.kv_cache import KVCacheManager
 from headrace.checkpoint.checkpoint import Checkpoint
 from headrace.checkpoint.open import open_checkpoint
-from headrace.checkpoint.reference import resolve_model
+from headrace.checkpoint.reference import cache_folder, resolve_model
 from headrace.core.client import EngineInfo
 from headrace.core.clock import WallClock
+from headrace.core.compiled_files import is_compiled
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError
 from headrace.core.model_config import ModelConfig
@@ -34,6 +35,7 @@ from headrace.engine.text_stream import TextStream
 from headrace.engine.tokenizer import Tokenizer, load_tokenizer
 from headrace.executor.memory_budget import available_memory_bytes
 from headrace.model.config_parser import parse_model_config
+from headrace.native.compiled import CompiledModel, open_compiled
 from headrace.scheduler.policy import FcfsPolicy, PriorityPolicy, SchedulingPolicy
 from headrace.scheduler.scheduler import Scheduler
 
@@ -59,6 +61,9 @@ class TokenizerTexts:
         ]
 
 
+_Source = Checkpoint | CompiledModel
+
+
 def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     """Load what ``config.model`` names and build the engine around it.
 
@@ -67,12 +72,12 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     stages = _Stages()
     with stages.timed("resolve"):
         path = resolve_model(config.model, progress)
-        checkpoint = open_checkpoint(path)
-        model = parse_model_config(checkpoint)
+        source = open_compiled(path) if is_compiled(path) else open_checkpoint(path)
+        model = source.manifest.model if isinstance(source, CompiledModel) else parse_model_config(source)
     with ThreadPoolExecutor(1, "tokenizer") as beside:
         loading = beside.submit(_load_tokenizer, path, config, stages)
         with stages.timed("weights"):
-            backend = _BACKENDS[config.backend](config, checkpoint, model, progress)
+            backend = _BACKENDS[config.backend](config, source, model, progress)
         tokenizer = loading.result()
     limits = backend.limits
     if limits.is_shortened:
@@ -115,31 +120,34 @@ def _policy(config: EngineConfig) -> SchedulingPolicy:
     return policies[config.scheduling_policy](config.max_num_batched_tokens)
 
 
-def _build_native(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, progress: Progress) -> _Backend:
+def _build_native(config: EngineConfig, source: _Source, model: ModelConfig, progress: Progress) -> _Backend:
     from headrace.executor.native_executor import NativeExecutor, kv_format, kv_token_bytes, runtime_sizes
-    from headrace.executor.native_weights import pack_model, weight_choice
-    from headrace.native.program import NativeProgram
+    from headrace.executor.native_model import build_program, load_weights
 
     threads = num_threads(config)
-    choice = weight_choice(config.dtype)
-    with _reported(progress, "weights") as report:
-        packed = pack_model(checkpoint, model, choice, threads, report)
-    program = NativeProgram.build(model, packed.matrices, packed.vectors)
-    cache = kv_format(config.kv_cache_dtype, choice)
+    with reported(progress, "weights") as report:
+        weights = load_weights(source, model, config.dtype, threads, report)
+    program = build_program(model, weights, threads, cache_folder())
+    cache = kv_format(config.kv_cache_dtype, weights.choice)
     limits = resolve_limits(config, model, kv_token_bytes(model, cache), available_memory_bytes())
     executor = NativeExecutor(program, runtime_sizes(config, limits.num_blocks, limits.max_model_len, threads), cache)
     return _Backend(
         name="native",
         executor=executor,
         limits=limits,
-        dtype=packed.formats,
+        dtype=weights.packed.formats,
         kv_cache_dtype=cache.label,
-        weight_bytes=packed.num_bytes,
+        weight_bytes=weights.packed.num_bytes,
         kernels=program.kernels,
     )
 
 
-def _build_torch(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, progress: Progress) -> _Backend:
+def _build_torch(config: EngineConfig, source: _Source, model: ModelConfig, progress: Progress) -> _Backend:
+    if isinstance(source, CompiledModel):
+        raise ConfigError(
+            f"{source.folder} is compiled for the native backend; leave --backend out, or give what it was made from",
+            "backend",
+        )
     if find_spec("torch") is None:
         raise ConfigError("the torch backend needs torch; install it with: pip install 'headrace[torch]'", "backend")
     # torch's threads busy-wait for each other by default; where cores are shared, that stalls a step tenfold
@@ -155,8 +163,8 @@ def _build_torch(config: EngineConfig, checkpoint: Checkpoint, model: ModelConfi
             "leave --kv-cache-dtype out, or choose --backend native",
             "kv_cache_dtype",
         )
-    with _reported(progress, "weights") as report:
-        weights = load_weights(checkpoint, model, dtype, report)
+    with reported(progress, "weights") as report:
+        weights = load_weights(source, model, dtype, report)
     limits = resolve_limits(config, model, model.kv_bytes_per_token(dtype.itemsize), available_memory_bytes())
     executor = create_torch_executor(model, weights, limits.num_blocks, config.block_size, num_threads(config))
     return _Backend("torch", executor, limits, name, name, sum(weight.nbytes for weight in weights.values()))
@@ -191,7 +199,7 @@ def _info(
 
 
 @contextmanager
-def _reported(progress: Progress, label: str) -> Iterator[Callable[[int, int], None]]:
+def reported(progress: Progress, label: str) -> Iterator[Callable[[int, int], None]]:
     """Turn "so much of so much" into a progress task that begins with the first report."""
     num_reported: int | None = None
 

@@ -15,7 +15,9 @@ from pathlib import Path
 import msgspec
 import tokenizers
 
+from headrace.checkpoint.gguf import open_gguf
 from headrace.checkpoint.open import open_checkpoint
+from headrace.core.compiled_files import METADATA_FILE, is_compiled
 from headrace.core.errors import ConfigError, HeadraceError, InvalidRequest
 from headrace.engine.detokenizer import ByteDetokenizer, Detokenizer, PrefixDiffDetokenizer
 from headrace.engine.gguf_tokenizer import read_gguf_tokenizer
@@ -193,6 +195,8 @@ def _read_spec(path: Path) -> TokenizerSpec:
         return read_hf_tokenizer(path.parent)
     if path.suffix == ".json":
         return TokenizerSpec(json=read_tokenizer_json(path))
+    if is_compiled(path):
+        return read_gguf_tokenizer(open_gguf(path / METADATA_FILE).metadata)
     checkpoint = open_checkpoint(path)
     if checkpoint.format != "gguf":
         raise ConfigError(

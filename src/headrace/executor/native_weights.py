@@ -7,9 +7,8 @@ rest goes to the format asked for. Needs memory for a float32 matrix per thread 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -21,6 +20,7 @@ from headrace.checkpoint.tensor_view import TensorView
 from headrace.core.model_config import ModelConfig
 from headrace.model.weight_layout import StoredTensor, Weight, WeightKind, list_weights
 from headrace.native.operations import WeightFormat
+from headrace.native.packed_model import PackedModel
 from headrace.native.packing import PANEL_ROWS, PackedWeight, StoredFormat
 
 Float32Array = NDArray[np.float32]
@@ -71,26 +71,6 @@ _CHOICES = {
 def weight_choice(dtype: str) -> WeightChoice:
     """What a ``dtype`` setting asks for."""
     return _CHOICES[dtype]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedModel:
-    """All weights of a model: ``matrices`` packed, ``vectors`` (norms, biases, rope factors) in float32."""
-
-    matrices: Mapping[str, PackedWeight]
-    vectors: Mapping[str, Float32Array]
-
-    @property
-    def formats(self) -> str:
-        """The matrices' formats, the one with most values first: ``"int4+int8"``."""
-        sizes: dict[WeightFormat, int] = {}
-        for matrix in self.matrices.values():
-            sizes[matrix.format] = sizes.get(matrix.format, 0) + matrix.num_rows * matrix.num_columns
-        return "+".join(f.label for f in sorted(sizes, key=lambda f: -sizes[f]))
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(m.data.nbytes for m in self.matrices.values()) + sum(v.nbytes for v in self.vectors.values())
 
 
 def pack_model(

@@ -1,0 +1,15 @@
+"""The names of the files in a folder that ``headrace compile`` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MANIFEST_FILE = "manifest.json"
+WEIGHTS_FILE = "weights.bin"
+METADATA_FILE = "metadata.gguf"
+"""A GGUF file without tensors: the tokenizer of a model that came as GGUF."""
+
+
+def is_compiled(path: Path) -> bool:
+    """Whether ``path`` is such a folder, as far as its files' names tell."""
+    return (path / MANIFEST_FILE).is_file() and (path / WEIGHTS_FILE).is_file()
