@@ -6,6 +6,10 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("headrace", deadline=None)  # how long an example takes says more of the machine
+settings.load_profile("headrace")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -27,7 +27,8 @@ def admit(kv: KVCacheManager, seq: Sequence) -> None:
 
 def compute(kv: KVCacheManager, seq: Sequence, num_tokens: int) -> None:
     """Pretend that a step computed the next tokens; there must be room."""
-    assert kv.extend(seq, num_tokens)
+    has_room = kv.extend(seq, num_tokens)
+    assert has_room
     seq.num_computed_tokens += num_tokens
     kv.commit(seq)
 

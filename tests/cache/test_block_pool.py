@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.cache.block_pool import BlockPool
+from tests.marks import needs_asserts
 
 
 def test_a_new_pool_hands_out_every_id_once_in_rising_order() -> None:
@@ -29,6 +30,7 @@ def test_allocating_nothing_changes_nothing() -> None:
     assert pool.num_free == 2
 
 
+@needs_asserts
 def test_asking_for_more_than_is_free_is_refused_with_both_numbers() -> None:
     pool = BlockPool(2)
     with pytest.raises(AssertionError, match="3 blocks wanted, 2 free"):
@@ -36,6 +38,7 @@ def test_asking_for_more_than_is_free_is_refused_with_both_numbers() -> None:
     assert pool.num_free == 2
 
 
+@needs_asserts
 def test_freeing_a_block_twice_is_noticed() -> None:
     pool = BlockPool(2)
     block_ids = pool.allocate(1)
@@ -44,6 +47,7 @@ def test_freeing_a_block_twice_is_noticed() -> None:
         pool.free(block_ids)
 
 
+@needs_asserts
 def test_freeing_one_block_twice_in_one_call_is_noticed() -> None:
     pool = BlockPool(2)
     [block_id] = pool.allocate(1)
@@ -51,6 +55,7 @@ def test_freeing_one_block_twice_in_one_call_is_noticed() -> None:
         pool.free([block_id, block_id])
 
 
+@needs_asserts
 @pytest.mark.parametrize("block_id", [-1, 2])
 def test_freeing_an_id_of_no_block_is_noticed(block_id: int) -> None:
     pool = BlockPool(2)

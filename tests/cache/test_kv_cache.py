@@ -4,6 +4,7 @@ import pytest
 
 from headrace.cache.kv_cache import KVCacheManager
 from tests.cache.sequences import admit, compute, leave_cached, make_sequence
+from tests.marks import needs_asserts
 
 
 def caching(num_blocks: int, block_size: int) -> KVCacheManager:
@@ -150,6 +151,7 @@ def test_releasing_twice_or_without_acquiring_does_nothing() -> None:
     assert kv.num_available_blocks == 4
 
 
+@needs_asserts
 def test_acquiring_twice_is_noticed() -> None:
     kv = caching(4, 2)
     seq = make_sequence(0, [1, 2, 3])
@@ -158,6 +160,7 @@ def test_acquiring_twice_is_noticed() -> None:
         admit(kv, seq)
 
 
+@needs_asserts
 def test_extending_a_sequence_that_was_not_acquired_is_noticed() -> None:
     with pytest.raises(AssertionError, match="was not acquired"):
         caching(4, 2).extend(make_sequence(0, [1, 2, 3]), 3)

@@ -7,6 +7,7 @@ import pytest
 
 from headrace.cache.integrity import tree_violations
 from headrace.cache.radix_tree import RadixNode, RadixTree, pack_tokens
+from tests.marks import needs_asserts
 
 
 def insert(tree: RadixTree, token_ids: list[int], block_ids: list[int], namespace: str = "") -> RadixNode:
@@ -205,6 +206,7 @@ def test_a_namespace_lives_while_its_empty_prefix_is_held() -> None:
     assert tree.namespaces == []
 
 
+@needs_asserts
 def test_a_match_of_a_new_namespace_goes_stale_when_the_namespace_appears() -> None:
     tree = RadixTree(1)
     early, late = tree.match("a", b""), tree.match("a", b"")

@@ -62,7 +62,8 @@ class GatedExecutor(ContentExecutor):
         self._permits.release(num_steps)
 
     def execute(self, plan: StepPlan, token_mask: TokenMask | None) -> StepResult:
-        assert self._permits.acquire(timeout=PATIENCE_S)
+        is_allowed = self._permits.acquire(timeout=PATIENCE_S)
+        assert is_allowed
         return super().execute(plan, token_mask)
 
 
