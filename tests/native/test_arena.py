@@ -87,7 +87,7 @@ def assert_no_overlap(plan: ArenaPlan, buffers: list[Buffer], live: set[str]) ->
         assert end <= start
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(programs(), st.data())
 def test_no_two_buffers_that_live_at_the_same_time_overlap(program, data: st.DataObject) -> None:
     buffers, operations = program
@@ -97,7 +97,7 @@ def test_no_two_buffers_that_live_at_the_same_time_overlap(program, data: st.Dat
         assert_no_overlap(plan, buffers, live)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(programs())
 def test_the_arena_is_aligned_covers_every_buffer_and_is_no_larger_than_all_of_them_together(program) -> None:
     buffers, operations = program
