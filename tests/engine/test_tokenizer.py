@@ -172,6 +172,7 @@ def test_a_folder_says_which_tokens_begin_and_end(lib: tokenizers.Tokenizer, tmp
     assert tokenizer.bos_token_id == 1
     # U+E000 by its name, 2 and 7 by generation_config, 9 by config, 0 for being <|endoftext|>
     assert tokenizer.eos_token_ids == {3, 2, 7, 9, 0}
+    assert tokenizer.eos_token_id == 3, "the one that tokenizer_config names"
     assert tokenizer.encode("")[0] == 1
     assert tokenizer.special_names == {
         "bos_token": "<|im_start|>",

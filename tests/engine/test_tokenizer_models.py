@@ -70,6 +70,7 @@ def test_the_default_model_declares_its_tokens(smollm2: Tokenizer) -> None:
     assert smollm2.vocab_size == 49152
     assert smollm2.bos_token_id == 1
     assert smollm2.eos_token_ids == {0, 2}
+    assert smollm2.eos_token_id == 2
     assert smollm2.special_token_ids == set(range(17))
     assert smollm2.chat_template is not None
     assert smollm2.encode("") == []

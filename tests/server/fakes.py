@@ -38,7 +38,7 @@ class ByteTokenizer:
 
     vocab_size = VOCAB_SIZE
     bos_token_id = None
-    eos_token_ids = frozenset({END})
+    eos_token_id = END
     special_token_ids = frozenset(SPECIALS.values())
     chat_template = "{{ messages }}"
 

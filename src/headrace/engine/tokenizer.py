@@ -40,7 +40,8 @@ class Tokenizer:
     """One model's tokenizer.
 
     ``vocab_size`` is one more than the largest id. ``special_token_ids`` are the control tokens: they have
-    no bytes in ``token_bytes`` and no text unless asked for. ``eos_token_ids`` end a sequence.
+    no bytes in ``token_bytes`` and no text unless asked for. ``eos_token_ids`` end a sequence;
+    ``eos_token_id`` is the one of them that the model names first.
     ``special_names`` and ``chat_templates`` (by name) are what a chat template needs; ``chat_template`` is the
     default one. Raises ``ConfigError`` for a spec that contradicts itself.
     """
@@ -60,6 +61,8 @@ class Tokenizer:
 
         self.bos_token_id = self._find(spec.bos)
         self.eos_token_ids = self._end_ids(spec.eos)
+        declared = self._find(next((ref for _, ref in spec.eos), None))
+        self.eos_token_id = min(self.eos_token_ids, default=None) if declared is None else declared
         self._prefix_ids, self._suffix_ids = self._affixes(spec)
 
         self._decoder = read_decoder(msgspec.json.decode(spec.json, type=_DecoderOnly).decoder)
@@ -185,7 +188,11 @@ def load_tokenizer(model_path: Path, override: str | None = None) -> Tokenizer:
     path = model_path if override is None else Path(override).expanduser()
     if not path.exists():
         raise ConfigError(f"there is no tokenizer at {path}; give a folder, a tokenizer.json or a .gguf", "tokenizer")
-    return Tokenizer(_read_spec(path))
+    spec = _read_spec(path)
+    try:
+        return Tokenizer(spec)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", error.field) from error
 
 
 def _read_spec(path: Path) -> TokenizerSpec:

@@ -71,7 +71,7 @@ def create_context(
         tokens=tokenizer,
         tokenizer_facts=TokenizerFacts(
             bos_token=_token_text(tokenizer, tokenizer.bos_token_id),
-            eos_token=_token_text(tokenizer, min(tokenizer.eos_token_ids, default=None)),
+            eos_token=_token_text(tokenizer, tokenizer.eos_token_id),
             chat_template=tokenizer.chat_template,
         ),
         config=config,
