@@ -29,7 +29,7 @@ from headrace.core.progress import Progress
 from headrace.core.sampling import SamplingParams
 from headrace.core.step import Executor
 from headrace.engine.engine import Engine
-from headrace.engine.limits import Limits, resolve_limits
+from headrace.engine.limits import Limits, resolve_limits, wanted_len
 from headrace.engine.stop_matcher import StopStrings
 from headrace.engine.text_stream import TextStream
 from headrace.engine.tokenizer import Tokenizer, load_tokenizer
@@ -74,6 +74,7 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
         path = resolve_model(config.model, progress)
         source = open_compiled(path) if is_compiled(path) else open_checkpoint(path)
         model = source.manifest.model if isinstance(source, CompiledModel) else parse_model_config(source)
+        wanted_len(config, model)  # one the model cannot have is refused before the weights are loaded
     with ThreadPoolExecutor(1, "tokenizer") as beside:
         loading = beside.submit(_load_tokenizer, path, config, stages)
         with stages.timed("weights"):
@@ -206,7 +207,7 @@ def reported(progress: Progress, label: str) -> Iterator[Callable[[int, int], No
     def report(num_done: int, num_total: int) -> None:
         nonlocal num_reported
         if num_reported is None:
-            progress.start(label, num_total, "items")
+            progress.start(label, num_total, "parameters")
             num_reported = 0
         progress.advance(num_done - num_reported)
         num_reported = num_done
