@@ -35,7 +35,6 @@ KV_BYTES_PER_TOKEN = 512  # 2 layers x keys and values x 2 heads x 16 x float32
 TINY_SETTINGS: Mapping[str, Any] = {
     "max_model_len": MAX_MODEL_LEN,
     "block_size": BLOCK_SIZE,
-    "backend": "torch",  # slow enough for a client that leaves to be noticed before its answer is done
     "kv_cache_dtype": "float32",
     "kv_cache_bytes": NUM_BLOCKS * BLOCK_SIZE * KV_BYTES_PER_TOKEN,
     "max_num_batched_tokens": 64,

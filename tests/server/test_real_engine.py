@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def real_server(folder: Path) -> Iterator[RunningServer]:
-    with running_server(tiny_backend(folder)) as server:
+    with running_server(tiny_backend(folder, backend="torch")) as server:
         yield server
 
 
@@ -287,7 +287,7 @@ def test_sec_24_a_salt_keeps_prompts_apart(idle: RunningServer) -> None:
 
 
 def test_sec_24_cached_tokens_can_be_kept_from_clients(folder: Path) -> None:
-    with running_server(tiny_backend(folder), enable_prompt_tokens_details=False) as server:
+    with running_server(tiny_backend(folder, backend="torch"), enable_prompt_tokens_details=False) as server:
         assert "prompt_tokens_details" not in server.complete(max_tokens=1).json()["usage"]
 
 
