@@ -106,7 +106,7 @@ def test_the_folder_serves_over_http_as_its_source_does(source: Path, folder: Pa
     body = {"model": MODEL, "prompt": "the cat and", "temperature": 0, "max_tokens": 10, "ignore_eos": True}
     texts = []
     for model, dtype in ((source, "int8"), (folder, "auto")):
-        with running_server(tiny_backend(model, dtype=dtype)) as server:
+        with running_server(tiny_backend(model, dtype=dtype, backend="native")) as server:
             reply = server.http.post("/v1/completions", json=body)
             assert reply.status_code == 200, reply.text
             texts.append(reply.json()["choices"][0]["text"])

@@ -8,12 +8,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from headrace.checkpoint.gguf import metadata_only, open_gguf
 from headrace.checkpoint.open import open_checkpoint
-from headrace.core.compiled_files import METADATA_FILE, is_compiled
+from headrace.core.compiled_files import TOKENIZER_FILE, is_compiled
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError
 from headrace.core.progress import NullProgress
@@ -21,7 +19,7 @@ from headrace.core.sampling import SamplingParams
 from headrace.engine import compiler
 from headrace.engine.compiler import CompileJob, compile_model
 from headrace.engine.factory import build_engine
-from headrace.engine.tokenizer import load_tokenizer
+from headrace.engine.tokenizer import load_tokenizer, read_spec
 from headrace.llm.offline import LLM
 from headrace.native.compiled import open_compiled
 from tests.tiny_gguf import write_tiny_gguf
@@ -182,13 +180,18 @@ def test_a_compiled_model_is_refused_where_a_source_is_needed(folder_model: Path
     engine.close()
 
 
-def test_a_gguf_without_its_tensors_says_all_the_rest(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path)
-    bare = tmp_path / METADATA_FILE
-    bare.write_bytes(metadata_only(path))
-    assert bare.stat().st_size < path.stat().st_size / 2
-    whole, alone = open_gguf(path), open_gguf(bare)
-    assert not alone.tensors
-    assert whole.metadata.keys() == alone.metadata.keys()
-    for key, value in whole.metadata.items():
-        assert np.array_equal(np.asarray(alone.metadata[key]), np.asarray(value)), key
+@pytest.mark.parametrize("damage", [b"", b"\xc1", b"\x80", b"\x81\xa4json\x01", b"\xdd\xff\xff\xff\xff"])
+def test_a_damaged_tokenizer_of_a_compiled_model_is_named(damage: bytes, folder_model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    compile_model(job(folder_model, output, checks_accuracy=False, tuning_budget_s=0.0), NullProgress())
+    (output / TOKENIZER_FILE).write_bytes(damage)
+    with pytest.raises(ConfigError, match=TOKENIZER_FILE):
+        load_tokenizer(output)
+    (output / TOKENIZER_FILE).unlink()
+    with pytest.raises(ConfigError, match=TOKENIZER_FILE):
+        load_tokenizer(output)
+
+
+def test_every_fact_of_a_tokenizer_is_kept(source: Path, tmp_path: Path) -> None:
+    compile_model(job(source, tmp_path / "out", checks_accuracy=False, tuning_budget_s=0.0), NullProgress())
+    assert read_spec(tmp_path / "out") == read_spec(source)

@@ -79,21 +79,6 @@ def open_gguf(path: Path) -> Checkpoint:
     return Checkpoint(path, "gguf", checks.views(data[data_start:], extents), metadata)
 
 
-def metadata_only(path: Path) -> bytes:
-    """The GGUF file at ``path`` with its key/value store and without tensors. Raises what ``open_gguf`` does."""
-    data = map_file(path)
-    checks = FileChecks(path)
-    reader = HeaderReader(data, checks)
-    _check_version(reader, checks)
-    count_start = reader.position
-    reader.count("tensor_count", _SMALLEST_INFO, MAX_TENSORS)
-    count_end = reader.position
-    reader.metadata(reader.count("metadata_count", _SMALLEST_ENTRY, MAX_METADATA_ENTRIES))
-    header = bytearray(data[: reader.position].tobytes())
-    header[count_start:count_end] = bytes(count_end - count_start)
-    return bytes(header)
-
-
 def _check_version(reader: HeaderReader, checks: FileChecks) -> None:
     if reader.u32("magic") != int.from_bytes(MAGIC, "little"):
         raise checks.error("magic", "is not 'GGUF'", "give the path of a GGUF file")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "weights.bin"
-METADATA_FILE = "metadata.gguf"
-"""A GGUF file without tensors: the tokenizer of a model that came as GGUF."""
+TOKENIZER_FILE = "tokenizer.msgpack"
+"""What the tokenizer and chat template are made from, read from the model's own files and settled."""
 
 
 def is_compiled(path: Path) -> bool:

@@ -17,17 +17,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 from headrace.checkpoint.checkpoint import Checkpoint
-from headrace.checkpoint.gguf import metadata_only
 from headrace.checkpoint.open import open_checkpoint
 from headrace.checkpoint.reference import resolve_model
-from headrace.core.compiled_files import METADATA_FILE, is_compiled
+from headrace.core.compiled_files import TOKENIZER_FILE, is_compiled
 from headrace.core.errors import ConfigError
 from headrace.core.model_config import ModelConfig
 from headrace.core.progress import Progress
 from headrace.core.units import format_bytes
 from headrace.engine.factory import reported
-from headrace.engine.hf_tokenizer import tokenizer_files
-from headrace.engine.tokenizer import load_tokenizer
+from headrace.engine.tokenizer import Tokenizer, read_spec
+from headrace.engine.tokenizer_spec import write_spec_file
 from headrace.executor.memory_budget import available_memory_bytes
 from headrace.executor.native_weights import WeightChoice, pack_model, weight_choice
 from headrace.model.config_parser import parse_model_config
@@ -75,14 +74,16 @@ def compile_model(job: CompileJob, progress: Progress) -> Manifest:
         raise ConfigError(f"{path} is compiled already; give the model it was made from", "model")
     checkpoint = open_checkpoint(path)
     model = parse_model_config(checkpoint)
+    spec = read_spec(path)
     with reported(progress, "packing") as report:
         packed = pack_model(checkpoint, model, weight_choice(job.dtype), job.threads, report)
     tuning = _tuning(job, packed, progress)
     program = NativeProgram.build(model, packed.matrices, packed.vectors, tuning=tuning)
-    accuracy = _accuracy(job, checkpoint, program, packed, progress) if job.checks_accuracy else None
+    token_ids = Tokenizer(spec).encode(calibration_text())[: model.max_position]
+    accuracy = _accuracy(job, checkpoint, program, packed, token_ids, progress) if job.checks_accuracy else None
     files = _source_files(checkpoint, progress)
     with _staged(job, packed.num_bytes) as folder:
-        copy_tokenizer(checkpoint, folder)
+        write_spec_file(folder / TOKENIZER_FILE, spec)
         progress.start("writing", packed.num_bytes, "bytes")
         try:
             written = write_weights(folder, packed, progress.advance)
@@ -104,20 +105,9 @@ def compile_model(job: CompileJob, progress: Progress) -> Manifest:
             accuracy=accuracy,
         )
         write_manifest(folder, manifest)
-        load_tokenizer(folder)
-        open_compiled(folder)  # what cannot be read back is not published
+        read_spec(folder)  # what cannot be read back is not published
+        open_compiled(folder)
     return manifest
-
-
-def copy_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
-    """Put everything the tokenizer and chat template of ``checkpoint`` are read from into ``folder``."""
-    if checkpoint.format == "gguf":
-        (folder / METADATA_FILE).write_bytes(metadata_only(checkpoint.path))
-        return
-    for file in tokenizer_files(checkpoint.folder):
-        target = folder / file.relative_to(checkpoint.folder)
-        target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, target)
 
 
 def _check_output(job: CompileJob) -> None:
@@ -147,10 +137,14 @@ def _tuning(job: CompileJob, packed: PackedModel, progress: Progress) -> TuningT
 
 
 def _accuracy(
-    job: CompileJob, checkpoint: Checkpoint, program: NativeProgram, packed: PackedModel, progress: Progress
+    job: CompileJob,
+    checkpoint: Checkpoint,
+    program: NativeProgram,
+    packed: PackedModel,
+    token_ids: Sequence[int],
+    progress: Progress,
 ) -> Accuracy:
     model = program.config
-    token_ids = load_tokenizer(checkpoint.path).encode(calibration_text())[: model.max_position]
     evaluation = evaluate(program, token_ids, job.threads)
     reference, reference_program = packed, program
     if packed.formats != "float32":

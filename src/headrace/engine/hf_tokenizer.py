@@ -20,15 +20,6 @@ MAX_TOKENIZER_BYTES = 512 << 20
 MAX_CONFIG_BYTES = 32 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
 
-_TEMPLATES_FOLDER = "additional_chat_templates"
-_CONFIG_FILES = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "config.json",
-    "chat_template.json",
-    "chat_template.jinja",
-)
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -45,12 +36,6 @@ def read_hf_tokenizer(folder: Path) -> TokenizerSpec:
         special_names=names,
         chat_templates=_read_templates(folder, settings),
     )
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-    """The files of a model folder that ``read_hf_tokenizer`` reads, as far as they exist."""
-    named = [folder / name for name in (TOKENIZER_FILE, *_CONFIG_FILES)]
-    return [path for path in named if path.is_file()] + sorted((folder / _TEMPLATES_FOLDER).glob("*.jinja"))
 
 
 def read_tokenizer_json(path: Path) -> bytes:
@@ -93,7 +78,7 @@ def _read_templates(folder: Path, settings: Mapping[str, object]) -> dict[str, s
     processor = _read_object(folder / "chat_template.json").get("chat_template")
     if isinstance(processor, str):
         templates.setdefault(DEFAULT_TEMPLATE, processor)
-    for path in sorted((folder / _TEMPLATES_FOLDER).glob("*.jinja")):
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = _read_text(path, MAX_TEMPLATE_BYTES)
     if (path := folder / "chat_template.jinja").is_file():
         templates[DEFAULT_TEMPLATE] = _read_text(path, MAX_TEMPLATE_BYTES)

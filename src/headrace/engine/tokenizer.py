@@ -15,16 +15,16 @@ from pathlib import Path
 import msgspec
 import tokenizers
 
-from headrace.checkpoint.gguf import open_gguf
 from headrace.checkpoint.open import open_checkpoint
-from headrace.core.compiled_files import METADATA_FILE, is_compiled
+from headrace.core.compiled_files import TOKENIZER_FILE as COMPILED_TOKENIZER_FILE
+from headrace.core.compiled_files import is_compiled
 from headrace.core.errors import ConfigError, HeadraceError, InvalidRequest
 from headrace.engine.detokenizer import ByteDetokenizer, Detokenizer, PrefixDiffDetokenizer
 from headrace.engine.gguf_tokenizer import read_gguf_tokenizer
 from headrace.engine.hf_tokenizer import TOKENIZER_FILE, read_hf_tokenizer, read_tokenizer_json
 from headrace.engine.literal_guard import LiteralGuard
 from headrace.engine.token_table import TableDecoder, read_decoder
-from headrace.engine.tokenizer_spec import DEFAULT_TEMPLATE, END_TOKENS, TokenizerSpec, TokenRef
+from headrace.engine.tokenizer_spec import DEFAULT_TEMPLATE, END_TOKENS, TokenizerSpec, TokenRef, read_spec_file
 
 MAX_VOCAB_SIZE = 1 << 22
 _MAX_SHOWN_CHARS = 300
@@ -188,22 +188,23 @@ def load_tokenizer(model_path: Path, override: str | None = None) -> Tokenizer:
     path = model_path if override is None else Path(override).expanduser()
     if not path.exists():
         raise ConfigError(f"there is no tokenizer at {path}; give a folder, a tokenizer.json or a .gguf", "tokenizer")
-    spec = _read_spec(path)
+    spec = read_spec(path)
     try:
         return Tokenizer(spec)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", error.field) from error
 
 
-def _read_spec(path: Path) -> TokenizerSpec:
+def read_spec(path: Path) -> TokenizerSpec:
+    """What the files at ``path``, of whatever kind, say of a tokenizer. Raises ``ConfigError``."""
+    if is_compiled(path):
+        return read_spec_file(path / COMPILED_TOKENIZER_FILE)
     if path.is_dir() and (path / TOKENIZER_FILE).is_file():
         return read_hf_tokenizer(path)
     if path.name == TOKENIZER_FILE:
         return read_hf_tokenizer(path.parent)
     if path.suffix == ".json":
         return TokenizerSpec(json=read_tokenizer_json(path))
-    if is_compiled(path):
-        return read_gguf_tokenizer(open_gguf(path / METADATA_FILE).metadata)
     checkpoint = open_checkpoint(path)
     if checkpoint.format != "gguf":
         raise ConfigError(

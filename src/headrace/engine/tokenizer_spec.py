@@ -1,16 +1,23 @@
 """What a tokenizer is made from, whatever file format described it.
 
-Owns the neutral form between the two readers (HF folder, GGUF metadata) and ``Tokenizer``. Knows no file
-format and no tokenizer library.
+Owns the neutral form between the two readers (HF folder, GGUF metadata) and ``Tokenizer``, and the file a compiled
+model keeps it in: deriving it anew can take seconds. Knows no other file format and no tokenizer library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from headrace.core.errors import ConfigError
 
 TokenRef = int | str
 """A token by id, as GGUF and generation configs name it, or by its text, as tokenizer configs do."""
+
+MAX_SPEC_BYTES = 1 << 30
 
 DEFAULT_TEMPLATE = "default"
 TOOL_USE_TEMPLATE = "tool_use"
@@ -50,3 +57,19 @@ class TokenizerSpec:
     special_names: Mapping[str, str] = field(default_factory=dict)
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     min_vocab_size: int = 0
+
+
+def write_spec_file(path: Path, spec: TokenizerSpec) -> None:
+    path.write_bytes(msgspec.msgpack.encode(spec))
+
+
+def read_spec_file(path: Path) -> TokenizerSpec:
+    """Read what ``write_spec_file`` wrote. Raises ``ConfigError``."""
+    try:
+        if path.stat().st_size > MAX_SPEC_BYTES:
+            raise ConfigError(f"{path} has more than {MAX_SPEC_BYTES} bytes; compile the model again", path.name)
+        return msgspec.msgpack.decode(path.read_bytes(), type=TokenizerSpec)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; compile the model again", path.name) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged: {error}; compile the model again", path.name) from error
