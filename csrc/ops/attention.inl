@@ -37,6 +37,24 @@ struct UnitState {
   float (*scores)[kTilePositions];    // [kMaxQueries, kTilePositions]
 };
 
+// Queries and vectors computed together: as many sums as the registers hold, beside a vector each of keys or values.
+#if defined(__AVX512F__)
+constexpr int kScoreQueries = 6, kScoreVecs = 4, kValueQueries = 6, kValueVecs = 4;
+#else
+constexpr int kScoreQueries = 6, kScoreVecs = 2, kValueQueries = 6, kValueVecs = 2;
+#endif
+
+// Where the unit's head begins in the block that holds `position`, or its last position if that comes first.
+inline size_t HeadAt(const AttentionTask& task, const AttentionUnit& unit, const UnitState& state, int position) {
+  const int32_t* blocks = task.block_tables + static_cast<size_t>(unit.sequence) * task.max_blocks;
+  return task.kv.HeadIndex(blocks[std::min(position, state.last_position) / task.kv.block_size], unit.kv_head);
+}
+
+// Attention of few queries waits for memory, so that the next tile is fetched while this one is computed: its keys
+// during the scores, its values during the sums. Into the second-level cache, since more reads can be under way to it
+// than to the first.
+inline void FetchAhead(const void* address) { __builtin_prefetch(address, 0, 2); }
+
 // Scores of `kQueries` queries against `kVecs` vectors of positions from `position` on. Several of each at once:
 // every product waits for the one before it in its own row of sums, so there must be rows enough to fill the wait.
 template <typename Cache, int kQueries, int kVecs>
@@ -45,17 +63,21 @@ void ScoreVecs(const AttentionTask& task, const AttentionUnit& unit, const UnitS
   const KvView& kv = task.kv;
   const int32_t* blocks = task.block_tables + static_cast<size_t>(unit.sequence) * task.max_blocks;
   const auto* keys = reinterpret_cast<const typename Cache::Element*>(kv.keys);
-  const typename Cache::Element* columns[kVecs];
+  const typename Cache::Element *columns[kVecs], *next_columns[kVecs];
   for (int i = 0; i < kVecs; ++i) {
     const int at = position + i * kLanes;
     columns[i] = keys + kv.HeadIndex(blocks[at / kv.block_size], unit.kv_head) + at % kv.block_size;
+    next_columns[i] = keys + HeadAt(task, unit, state, at + kTilePositions) + at % kv.block_size;
   }
   const float* queries[kQueries];
   for (int q = 0; q < kQueries; ++q) queries[q] = state.queries[query + q];
   Vec acc[kQueries][kVecs] = {};
   for (int d = 0; d < kv.head_dim; ++d) {
     Vec key[kVecs];
-    for (int i = 0; i < kVecs; ++i) key[i] = Cache::LoadVec(columns[i] + static_cast<size_t>(d) * kv.block_size);
+    for (int i = 0; i < kVecs; ++i) {
+      key[i] = Cache::LoadVec(columns[i] + static_cast<size_t>(d) * kv.block_size);
+      FetchAhead(next_columns[i] + static_cast<size_t>(d) * kv.block_size);
+    }
     for (int q = 0; q < kQueries; ++q) {
       const Vec value = Splat(queries[q][d]);
       for (int i = 0; i < kVecs; ++i) acc[q][i] = MulAdd(value, key[i], acc[q][i]);
@@ -80,13 +102,6 @@ void ForRuns(int first, int count, const Body& body) {
   }
 }
 
-// Registers: kScoreQueries x kScoreVecs sums, or three sums per vector of a head for each value query.
-#if defined(__AVX512F__)
-constexpr int kScoreQueries = 6, kScoreVecs = 4, kValueQueries = 6, kValueVecs = 4;
-#else
-constexpr int kScoreQueries = 3, kScoreVecs = 4, kValueQueries = 3, kValueVecs = 4;
-#endif
-
 // Scores of all queries against the vectors of positions in [begin, end); both are multiples of kLanes.
 template <typename Cache>
 void ScoreTile(const AttentionTask& task, const AttentionUnit& unit, const UnitState& state, int begin, int end) {
@@ -103,36 +118,53 @@ inline IntVec Iota() {
   return v;
 }
 
-// Turns a query's scores into weights: soft cap, mask, exponential relative to the new maximum. Returns what
-// earlier sums must be multiplied with.
-inline float WeighTile(const AttentionTask& task, float* scores, int begin, int position, float* max, float* sum) {
-  const IntVec last = IntVec{} + position;
-  const IntVec first = IntVec{} + (task.window > 0 ? position - task.window + 1 : 0);
-  Vec tile_max = Splat(kMinusInfinity);
-  for (int i = 0; i < kTilePositions; i += kLanes) {
+// Caps and masks a query's scores of the positions [begin, begin + count); returns the largest.
+inline float MaskScores(const AttentionTask& task, float* scores, int begin, int count, int position) {
+  const int first = task.window > 0 ? position - task.window + 1 : 0;
+  const bool is_all_visible = first <= begin && begin + count - 1 <= position;
+  Vec largest = Splat(kMinusInfinity);
+  for (int i = 0; i < count; i += kLanes) {
     Vec score = Load(scores + i);
     if (task.soft_cap > 0.0f) score = Tanh(score / task.soft_cap) * task.soft_cap;
-    const IntVec at = Iota() + (begin + i);
-    score = (at <= last) & (at >= first) ? score : Splat(kMinusInfinity);
+    if (!is_all_visible) {
+      const IntVec at = Iota() + (begin + i);
+      score = (at <= IntVec{} + position) & (at >= IntVec{} + first) ? score : Splat(kMinusInfinity);
+    }
     Store(scores + i, score);
-    tile_max = Max(score, tile_max);
+    largest = Max(score, largest);
   }
-  const float tile_largest = ReduceMax(tile_max);
-  const float new_max = *max > tile_largest ? *max : tile_largest;  // a NaN must not look like nothing visible
-  if (new_max == kMinusInfinity) {  // nothing of this tile or before it is visible
-    std::fill(scores, scores + kTilePositions, 0.0f);
-    return 1.0f;
+  return ReduceMax(largest);
+}
+
+// Turns the scores of a tile into weights: exponentials relative to each query's largest score so far. Leaves in
+// `corrections` what earlier sums must be multiplied with.
+inline void WeighTile(const AttentionTask& task, const UnitState& state, int begin, int count, float* corrections,
+                      AttentionPartial* partial) {
+  alignas(64) float largest[kMaxQueries];
+  std::copy_n(partial->max, kMaxQueries, largest);
+  for (int q = 0; q < state.num_queries; ++q) {
+    const float of_tile = MaskScores(task, state.scores[q], begin, count, state.positions[q]);
+    largest[q] = largest[q] > of_tile ? largest[q] : of_tile;  // a NaN must not look like nothing visible
   }
-  Vec tile_sum = {};
-  for (int i = 0; i < kTilePositions; i += kLanes) {
-    const Vec weight = Exp(Load(scores + i) - new_max);
-    Store(scores + i, weight);
-    tile_sum += weight;
+  for (int q = 0; q < kMaxQueries; q += kLanes) {
+    const Vec before = Load(partial->max + q), now = Load(largest + q);
+    Store(corrections + q, now == Splat(kMinusInfinity) ? Splat(1.0f) : Exp(before - now));
+    Store(partial->max + q, now);
   }
-  const float correction = *max == kMinusInfinity ? 0.0f : Exp(Splat(*max - new_max))[0];
-  *max = new_max;
-  *sum = *sum * correction + ReduceAdd(tile_sum);
-  return correction;
+  for (int q = 0; q < state.num_queries; ++q) {
+    float* scores = state.scores[q];
+    if (largest[q] == kMinusInfinity) {  // nothing of this tile or before it is visible
+      std::fill(scores, scores + count, 0.0f);
+      continue;
+    }
+    Vec sum = {};
+    for (int i = 0; i < count; i += kLanes) {
+      const Vec weight = Exp(Load(scores + i) - largest[q]);
+      Store(scores + i, weight);
+      sum += weight;
+    }
+    partial->sum[q] = partial->sum[q] * corrections[q] + ReduceAdd(sum);
+  }
 }
 
 // acc[q] = acc[q] * corrections[q] + sum of weights x values over the positions [begin, end).
@@ -155,9 +187,14 @@ void AddValues(const AttentionTask& task, const AttentionUnit& unit, const UnitS
     const auto* row = values + kv.HeadIndex(block, unit.kv_head) + static_cast<size_t>(offset) * kv.head_dim + dim;
     const float* scales = kv.format == KvFormat::kInt8 ? kv.value_scales + kv.ScaleIndex(block, unit.kv_head) + offset
                                                        : nullptr;
-    for (int j = 0; j < count; ++j, row += kv.head_dim) {
+    const auto* next_row = values + HeadAt(task, unit, state, position + kTilePositions) +
+                           static_cast<size_t>(offset) * kv.head_dim + dim;
+    for (int j = 0; j < count; ++j, row += kv.head_dim, next_row += kv.head_dim) {
       Vec value[kVecs];
-      for (int i = 0; i < kVecs; ++i) value[i] = Cache::LoadVec(row + i * kLanes);
+      for (int i = 0; i < kVecs; ++i) {
+        value[i] = Cache::LoadVec(row + i * kLanes);
+        FetchAhead(next_row + i * kLanes);
+      }
       for (int q = 0; q < kQueries; ++q) {
         float weight = state.scores[query + q][position - tile_begin + j];
         if (scales != nullptr) weight *= scales[j];
@@ -178,12 +215,8 @@ void AttendTile(const AttentionTask& task, const AttentionUnit& unit, const Unit
   const int last = std::min(state.last_position + 1, tile_begin + kTilePositions);
   const int scored_end = tile_begin + static_cast<int>(CeilDiv(last - tile_begin, kPositionLanes)) * kPositionLanes;
   ScoreTile<Cache>(task, unit, state, tile_begin, scored_end);
-  float corrections[kMaxQueries];
-  for (int q = 0; q < state.num_queries; ++q) {
-    // lanes past the scored positions are masked whatever they hold, since they lie after every query
-    corrections[q] = WeighTile(task, state.scores[q], tile_begin, state.positions[q], &partial->max[q],
-                               &partial->sum[q]);
-  }
+  alignas(64) float corrections[kMaxQueries];
+  WeighTile(task, state, tile_begin, scored_end - tile_begin, corrections, partial);
   int begin = tile_begin;
   if (task.window > 0) begin = std::max(begin, state.first_position - task.window + 1);
   for (int dim = 0; dim < task.kv.head_dim;) {
@@ -204,23 +237,28 @@ void AttendTile(const AttentionTask& task, const AttentionUnit& unit, const Unit
 }
 
 inline void ResetPartial(const UnitState& state, int head_dim, AttentionPartial* partial) {
-  std::fill(partial->max, partial->max + state.num_queries, kMinusInfinity);
-  std::fill(partial->sum, partial->sum + state.num_queries, 0.0f);
+  std::fill(partial->max, partial->max + kMaxQueries, kMinusInfinity);
+  std::fill(partial->sum, partial->sum + kMaxQueries, 0.0f);
   std::fill(partial->values, partial->values + static_cast<size_t>(state.num_queries) * head_dim, 0.0f);
 }
 
 // total += partial, both relative to their own maxima.
 inline void MergePartial(int num_queries, int head_dim, const AttentionPartial& partial, AttentionPartial* total) {
+  alignas(64) float keep[kMaxQueries], add[kMaxQueries];
+  for (int q = 0; q < kMaxQueries; q += kLanes) {
+    const Vec before = Load(total->max + q), more = Load(partial.max + q), now = Max(before, more);
+    const auto is_nothing = now == Splat(kMinusInfinity);
+    Store(keep + q, is_nothing ? Vec{} : Exp(before - now));
+    Store(add + q, is_nothing ? Vec{} : Exp(more - now));
+    Store(total->max + q, now);
+  }
   for (int q = 0; q < num_queries; ++q) {
-    if (partial.max[q] == kMinusInfinity) continue;
-    const float new_max = std::max(total->max[q], partial.max[q]);
-    const float keep = total->max[q] == kMinusInfinity ? 0.0f : Exp(Splat(total->max[q] - new_max))[0];
-    const float add = Exp(Splat(partial.max[q] - new_max))[0];
-    total->max[q] = new_max;
-    total->sum[q] = total->sum[q] * keep + partial.sum[q] * add;
+    total->sum[q] = total->sum[q] * keep[q] + partial.sum[q] * add[q];
     float* to = total->values + static_cast<size_t>(q) * head_dim;
     const float* from = partial.values + static_cast<size_t>(q) * head_dim;
-    for (int d = 0; d < head_dim; d += kLanes) Store(to + d, MulAdd(Load(from + d), Splat(add), Load(to + d) * keep));
+    for (int d = 0; d < head_dim; d += kLanes) {
+      Store(to + d, MulAdd(Load(from + d), Splat(add[q]), Load(to + d) * keep[q]));
+    }
   }
 }
 
@@ -248,14 +286,16 @@ void AttendSplits(const AttentionTask& task, const AttentionUnit& unit, const Un
                   AttentionPartial* partial, AttentionPartial* total) {
   const int visible_end = state.last_position + 1;
   const int visible_begin = task.window > 0 ? std::max(0, state.first_position - task.window + 1) : 0;
+  AttentionPartial* into = total;  // the first split; a merge with nothing would give the same bits
   ResetPartial(state, task.kv.head_dim, total);
   for (int split = unit.split_begin; split < unit.split_end; ++split) {
     const int begin = std::max(split * kSplitPositions, visible_begin / kTilePositions * kTilePositions);
     const int end = std::min((split + 1) * kSplitPositions, visible_end);
     if (begin >= end) continue;
-    ResetPartial(state, task.kv.head_dim, partial);
-    for (int tile = begin; tile < end; tile += kTilePositions) AttendTile<Cache>(task, unit, state, tile, partial);
-    MergePartial(state.num_queries, task.kv.head_dim, *partial, total);
+    if (into == partial) ResetPartial(state, task.kv.head_dim, partial);
+    for (int tile = begin; tile < end; tile += kTilePositions) AttendTile<Cache>(task, unit, state, tile, into);
+    if (into == partial) MergePartial(state.num_queries, task.kv.head_dim, *partial, total);
+    into = partial;
   }
 }
 
@@ -282,7 +322,8 @@ void FinishUnit(const AttentionTask& task, const AttentionUnit& unit, AttentionP
     const int head = unit.kv_head * task.queries_per_kv_head() + unit.head_begin + q % unit.num_heads();
     float* out = task.out + (row * task.num_heads + head) * head_dim;
     const float* values = total->values + static_cast<size_t>(q) * head_dim;
-    for (int d = 0; d < head_dim; d += kLanes) Store(out + d, Load(values + d) / total->sum[q]);
+    const float inverse = 1.0f / total->sum[q];
+    for (int d = 0; d < head_dim; d += kLanes) Store(out + d, Load(values + d) * inverse);
   }
 }
 

@@ -44,23 +44,29 @@ inline Vec MulAdd(Vec a, Vec b, Vec c) { return a * b + c; }
 inline Vec Max(Vec a, Vec b) { return a < b ? b : a; }
 inline Vec Min(Vec a, Vec b) { return a > b ? b : a; }
 
-// Sums and maxima over lanes by halving, the same order every time.
+// Combines the lanes by halving: lane i with lane i + width / 2, the same order every time.
+template <typename Combine>
+inline float ReduceLanes(Vec v, const Combine& combine) {
+  typedef float Vec8 __attribute__((vector_size(32)));
+  typedef float Vec4 __attribute__((vector_size(16)));
+#if defined(__AVX512F__)
+  const Vec8 eight = combine(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+                             __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+#else
+  const Vec8 eight = v;
+#endif
+  const Vec4 four = combine(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+                            __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+  const Vec4 two = combine(four, __builtin_shufflevector(four, four, 2, 3, 2, 3));
+  return combine(two, __builtin_shufflevector(two, two, 1, 1, 1, 1))[0];
+}
+
 inline float ReduceAdd(Vec v) {
-  float lanes[kLanes];
-  Store(lanes, v);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  }
-  return lanes[0];
+  return ReduceLanes(v, [](auto a, auto b) { return a + b; });
 }
 
 inline float ReduceMax(Vec v) {
-  float lanes[kLanes];
-  Store(lanes, v);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  }
-  return lanes[0];
+  return ReduceLanes(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 inline Vec LoadF16(const uint16_t* from) {
