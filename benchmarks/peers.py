@@ -60,7 +60,8 @@ class Report:
     model: str
     samples: list[Sample] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
-    limits: Limits | None = None
+    limits: dict[str, list[Limits]] = field(default_factory=dict)
+    """By scenario, one per round."""
     facts: Mapping[str, float | str] = field(default_factory=dict)
 
     def by_round(self, scenario: Scenario, contender: str, metric: str) -> dict[int, float]:
@@ -82,23 +83,22 @@ def measure(scenarios: Sequence[Scenario], contenders: Sequence[Contender], setu
         setup.model.name,
     )
     for scenario in scenarios:
-        measure_machine(report, setup.threads)
         for round_index in range(rounds):
+            measure_machine(report, scenario, setup.threads)
             for contender in contenders:
                 if contender.takes_part(scenario.kind) and failure_key(contender, scenario) not in report.failures:
                     measure_once(report, scenario, contender, setup, round_index)
     return report
 
 
-def measure_machine(report: Report, threads: int) -> None:
-    if "machine" in report.failures:
+def measure_machine(report: Report, scenario: Scenario, threads: int) -> None:
+    """What the machine can do right now: on shared hardware memory is read at half the speed at times."""
+    if scenario.kind not in (Kind.DECODE, Kind.PREFILL) or "machine" in report.failures:
         return
     try:
-        limits = measure_limits(threads)
+        report.limits.setdefault(scenario.name, []).append(measure_limits(threads))
     except MeasurementError as error:
         report.failures["machine"] = str(error)
-        return
-    report.limits = limits if report.limits is None else report.limits.best(limits)
 
 
 def measure_once(report: Report, scenario: Scenario, contender: Contender, setup: Setup, round_index: int) -> None:
@@ -178,22 +178,31 @@ def print_rows(report: Report, scenario: Scenario, metric: Metric, ours: str, pe
 
 def print_shares(report: Report, scenarios: Sequence[Scenario], ours: str) -> None:
     """What the machine can do at most, and how much of it is used where one thing alone limits."""
-    if report.limits is None or not report.facts:
+    limits = [limit for scenario in scenarios for limit in report.limits.get(scenario.name, ())]
+    if not limits:
         return
-    limits = report.limits
     print(
-        f"\nthis machine: reads {limits.read_gb_s:.1f} GB/s; int8 {limits.int8_gop_s:.0f} GOP/s "
-        f"({limits.int8_instruction}); float32 {limits.float32_gflop_s:.0f} GFLOP/s"
+        f"\nthis machine: reads {spread([limit.read_gb_s for limit in limits])} GB/s; "
+        f"int8 {spread([limit.int8_gop_s for limit in limits])} GOP/s ({limits[0].int8_instruction}); "
+        f"float32 {spread([limit.float32_gflop_s for limit in limits])} GFLOP/s"
     )
     for scenario in scenarios:
-        values = list(report.by_round(scenario, ours, "tokens_per_s").values())
-        if values and scenario.kind is Kind.DECODE:
-            used = statistics.median(values) * bytes_per_token(report.facts, scenario) * 1e-9
-            print(f"{scenario.title}: reads {used:.1f} GB/s, {used / limits.read_gb_s:.0%} of what memory gives")
-        elif values and scenario.kind is Kind.PREFILL:
-            used = statistics.median(values) * 2.0 * float(report.facts["block_parameters"]) * 1e-9
-            share = used / limits.int8_gop_s
-            print(f"{scenario.title}: {used:.0f} GOP/s in weights alone, {share:.0%} of the int8 peak")
+        own = report.by_round(scenario, ours, "tokens_per_s")
+        pairs = [
+            (own[index], limit) for index, limit in enumerate(report.limits.get(scenario.name, ())) if index in own
+        ]
+        if pairs and scenario.kind is Kind.DECODE:
+            read = [speed * bytes_per_token(report.facts, scenario) * 1e-9 for speed, _ in pairs]
+            shares = [used / limit.read_gb_s for used, (_, limit) in zip(read, pairs, strict=True)]
+            print(f"{scenario.title}: reads {spread(read)} GB/s, {percent(shares)} of what memory gives")
+        elif pairs:
+            done = [speed * 2.0 * float(report.facts["block_parameters"]) * 1e-9 for speed, _ in pairs]
+            shares = [used / limit.int8_gop_s for used, (_, limit) in zip(done, pairs, strict=True)]
+            print(f"{scenario.title}: {spread(done)} GOP/s in weights alone, {percent(shares)} of the int8 peak")
+
+
+def percent(shares: Sequence[float]) -> str:
+    return f"{statistics.median(shares):.0%} [{min(shares):.0%}-{max(shares):.0%}]"
 
 
 def bytes_per_token(facts: Mapping[str, float | str], scenario: Scenario) -> float:

@@ -28,15 +28,6 @@ class Limits:
     float32_gflop_s: float
     int8_instruction: str
 
-    def best(self, other: Limits) -> Limits:
-        """The higher of each: what hinders a measurement is never the machine's own limit."""
-        return Limits(
-            max(self.read_gb_s, other.read_gb_s),
-            max(self.int8_gop_s, other.int8_gop_s),
-            max(self.float32_gflop_s, other.float32_gflop_s),
-            self.int8_instruction,
-        )
-
 
 def measure_limits(threads: int) -> Limits:
     """A few seconds of work in a small C program. Raises ``MeasurementError`` where it cannot be compiled."""
