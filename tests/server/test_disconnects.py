@@ -7,12 +7,26 @@ import logging
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import httpx
 import pytest
 
-from tests.server.fakes import letters
-from tests.server.harness import RunningServer, encode, eventually, post_bytes, read_to_end, read_until, running_server
+from headrace.core.config import ServeConfig
+from tests.server.fakes import ByteTokenizer, ScriptedClient, letters
+from tests.server.harness import (
+    MODEL,
+    PATIENCE_S,
+    RunningServer,
+    encode,
+    eventually,
+    post_bytes,
+    read_to_end,
+    read_until,
+    running_server,
+    scripted_backend,
+)
 
 
 def send(server: RunningServer, path: str = "/v1/completions", **body: object) -> socket.socket:
@@ -160,26 +174,35 @@ def test_b26_request_ids_are_made_sound(server: RunningServer) -> None:
     assert len(server.complete(max_tokens=1).headers["x-request-id"]) == 32
 
 
-def test_b36_a_long_prompt_does_not_stall_health(server: RunningServer) -> None:
-    big = encode({"prompt": "<|start|" * 130_000})
-    slowest = 0.0
-    done = threading.Event()
+class HeldTokenizer(ByteTokenizer):
+    """Encodes nothing until it is told to, as if the text were endless."""
 
-    def tokenize() -> None:
-        httpx.post(f"{server.url}/tokenize", content=big, headers={"content-type": "application/json"}, timeout=60)
-        done.set()
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = threading.Event()
+        self.may_end = threading.Event()
 
-    thread = threading.Thread(target=tokenize)
-    thread.start()
-    probes = 0
-    while not done.is_set():
-        start = time.monotonic()
-        assert server.http.get("/health").status_code == 200
-        slowest = max(slowest, time.monotonic() - start)
-        probes += 1
-    thread.join()
-    assert probes > 1
-    assert slowest < 2.0
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.began.set()
+        assert self.may_end.wait(PATIENCE_S)
+        return super().encode(text, add_special_tokens)
+
+
+def test_b36_a_long_prompt_does_not_stall_health() -> None:
+    tokenizer = HeldTokenizer()
+    config = ServeConfig(served_model_name=(MODEL,))
+    backend = replace(scripted_backend(ScriptedClient(), config), tokenizer=tokenizer)
+    with running_server(backend) as server, ThreadPoolExecutor(1) as pool:
+        try:
+            answer = pool.submit(
+                httpx.post, f"{server.url}/tokenize", json={"prompt": "x" * 10_000}, timeout=PATIENCE_S
+            )
+            assert tokenizer.began.wait(PATIENCE_S)
+            assert all(server.http.get("/health").status_code == 200 for _ in range(3))
+            assert not answer.done()
+        finally:
+            tokenizer.may_end.set()
+        assert answer.result().json()["count"] == 10_000
 
 
 def test_keep_alive_comments_come_while_a_stream_waits() -> None:
