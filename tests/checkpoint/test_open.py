@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.checkpoint.open import locate_weights, open_checkpoint
+from headrace.checkpoint.locate import locate_weights
+from headrace.checkpoint.open import open_checkpoint
 from headrace.core.errors import ConfigError
 from tests.checkpoint.builders import small_gguf, small_safetensors, write_folder
 

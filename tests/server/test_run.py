@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -132,3 +134,11 @@ def test_a_second_signal_does_not_wait(process: ServedProcess) -> None:
         rest = [line for line in events if line]
     assert rest[-1] == "data: [DONE]" or '"error"' in rest[-1]
     assert child.wait(timeout=20) == 0
+
+
+def test_nothing_large_is_loaded_before_the_engine_process_starts() -> None:
+    script = (
+        "import sys, headrace.server.run; print({'numpy', 'starlette', 'uvicorn', 'tokenizers'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

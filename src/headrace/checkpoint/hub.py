@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from headrace.checkpoint.layout import shown
-from headrace.checkpoint.safetensors import INDEX_FILE, SINGLE_FILE
+from headrace.checkpoint.file_names import INDEX_FILE, SINGLE_FILE, shown
 from headrace.core.errors import ConfigError
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}", re.ASCII)

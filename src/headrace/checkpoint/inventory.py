@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.checkpoint.catalog import ALIASES, PackagedModel, alias_of
 from headrace.checkpoint.checkpoint import Checkpoint
-from headrace.checkpoint.layout import shown
+from headrace.checkpoint.file_names import shown
 from headrace.checkpoint.model_cache import ModelCache
 from headrace.checkpoint.quantization import convertible_types
 from headrace.core.errors import ConfigError

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
-from headrace.checkpoint.layout import FileChecks, map_file, shown
+from headrace.checkpoint.file_names import shown
+from headrace.checkpoint.layout import FileChecks, map_file
 
 # Decoded objects take up to some 25 times the bytes of their text, so this also bounds memory.
 MAX_CONFIG_BYTES = 2 << 20

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headrace.checkpoint.file_names import shown
 from headrace.checkpoint.quantization import ByteArray
 from headrace.checkpoint.tensor_type import TensorType
 from headrace.checkpoint.tensor_view import TensorView
@@ -89,11 +90,6 @@ class FileChecks:
                 raise self.error(f"{extent.name}.offset", f"overlaps tensor {previous}")
             end_of_previous, previous = extent.stop, extent.name
         return {e.name: TensorView(e.name, e.shape, e.dtype, data[e.start : e.stop]) for e in extents}
-
-
-def shown(text: str) -> str:
-    """Text out of a file, short and without control characters, fit for a terminal."""
-    return repr(text if len(text) <= 120 else text[:120] + "...")[1:-1]
 
 
 def map_file(path: Path) -> ByteArray:

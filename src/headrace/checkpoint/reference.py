@@ -12,10 +12,10 @@ from pathlib import Path
 
 from headrace.checkpoint.catalog import ALIASES, PackagedModel, packaged_model, unknown_alias
 from headrace.checkpoint.download import fetch_model
+from headrace.checkpoint.file_names import shown
 from headrace.checkpoint.hub import fetch_from_hub, find_in_hub_cache
-from headrace.checkpoint.layout import shown
+from headrace.checkpoint.locate import locate_weights
 from headrace.checkpoint.model_cache import ModelCache, cache_folder
-from headrace.checkpoint.open import locate_weights
 from headrace.checkpoint.pip_download import pip_download
 from headrace.core.errors import ConfigError
 from headrace.core.progress import Progress

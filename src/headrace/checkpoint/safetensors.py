@@ -12,14 +12,13 @@ from pathlib import Path
 import msgspec
 
 from headrace.checkpoint.checkpoint import Checkpoint
+from headrace.checkpoint.file_names import INDEX_FILE, SINGLE_FILE, shown
 from headrace.checkpoint.json_file import read_json, read_json_object
-from headrace.checkpoint.layout import FileChecks, map_file, shown
+from headrace.checkpoint.layout import FileChecks, map_file
 from headrace.checkpoint.safetensors_header import check_tiling, parse_header
 from headrace.checkpoint.tensor_view import TensorView
 from headrace.core.errors import ConfigError
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
 
 MAX_HEADER_BYTES = 16 << 20

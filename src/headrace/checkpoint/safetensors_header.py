@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from headrace.checkpoint.layout import MAX_TENSORS, Extent, FileChecks, shown
+from headrace.checkpoint.file_names import shown
+from headrace.checkpoint.layout import MAX_TENSORS, Extent, FileChecks
 from headrace.checkpoint.tensor_type import TensorType
 
 MAX_DIMS = 8

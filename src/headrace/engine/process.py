@@ -27,6 +27,7 @@ from headrace.core.config import EngineConfig
 from headrace.core.errors import EngineDead, InvalidRequest, Overloaded
 from headrace.core.progress import Progress, ProgressUnit
 from headrace.core.request import RequestOutput
+from headrace.engine.heap import settle_heap
 from headrace.engine.loop import DrivenEngine, EngineLoop
 from headrace.engine.messages import (
     Abort,
@@ -94,7 +95,9 @@ def _build_engine(config: EngineConfig, progress: Progress) -> DrivenEngine:
     # imported late, so that the parent hears from the child before the model libraries are loaded
     from headrace.engine.factory import build_engine
 
-    return build_engine(config, progress)
+    engine = build_engine(config, progress)
+    settle_heap()
+    return engine
 
 
 def _read_start(source: BinaryIO) -> ChildStart:

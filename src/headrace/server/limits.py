@@ -7,8 +7,6 @@ No CORS header is ever sent: no web page of another origin can read an answer.
 
 from __future__ import annotations
 
-import ipaddress
-
 from headrace.core.config import ServeConfig
 from headrace.core.errors import RequestAborted
 from headrace.server.access_log import App, Receive, Scope, Send
@@ -119,16 +117,6 @@ def body_too_large(max_bytes: int) -> HttpRefusal:
         "body_too_large",
         headers={"connection": "close"},
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether listening on ``host`` is reachable from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _host_name(value: bytes) -> str:

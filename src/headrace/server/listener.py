@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 from headrace.core.config import ServeConfig
 from headrace.core.errors import ConfigError
-from headrace.server.limits import is_loopback
 
 _BACKLOG = 2048
 
@@ -34,13 +34,23 @@ def url_of(sock: socket.socket) -> str:
 
 
 def _check_exposure(config: ServeConfig) -> None:
-    if is_loopback(config.host) or config.api_key or config.insecure:
+    if _is_loopback(config.host) or config.api_key or config.insecure:
         return
     raise ConfigError(
         f"host {config.host} is reachable from other machines and no API key is set; set one with --api-key, "
         "or say --insecure if everyone there may use this server",
         "api_key",
     )
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether listening on ``host`` is reachable from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def _config_error(config: ServeConfig, error: OSError) -> ConfigError:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from headrace.core.config import ServeConfig
 from headrace.engine.chat_prompt import ChatEncoder, load_chat_encoder
+from headrace.engine.heap import settle_heap
 from headrace.engine.metrics import Metrics
 from headrace.engine.supervisor import EngineSupervisor
 from headrace.engine.tokenizer import Tokenizer, load_tokenizer
@@ -37,7 +38,9 @@ class Serving:
     def load(cls, config: ServeConfig, path: Path) -> Serving:
         """Load the tokenizer and the chat template of the model at ``path``. Raises ``ConfigError``."""
         tokenizer = load_tokenizer(path, config.tokenizer)
-        return cls(config, tokenizer, load_chat_encoder(tokenizer, config.chat_template))
+        chat = load_chat_encoder(tokenizer, config.chat_template)
+        settle_heap()
+        return cls(config, tokenizer, chat)
 
     def start_block(self, supervisor: EngineSupervisor, sock: socket.socket) -> str:
         """What to print when everything is up."""
