@@ -5,6 +5,7 @@
     HeadraceError
     |-- InvalidRequest     the caller's input is wrong; HTTP 400, ``param`` names the field
     |-- Overloaded         refused before any work was done; HTTP 429 or 503 with Retry-After
+    |-- DeadlineExceeded   not finished within the request's own time; HTTP 408
     |-- RequestAborted     ended by the caller (disconnect, abort verb); no reply is owed
     |-- RequestFailed      this one request failed inside the engine; HTTP 500, others go on
     |-- EngineDead         the engine process is gone or starting; HTTP 500 / 503
@@ -43,6 +44,10 @@ class Overloaded(HeadraceError):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(HeadraceError):
+    """The request's own time was up before its answer was complete; it was ended and nothing is held for it."""
 
 
 class RequestAborted(HeadraceError):

@@ -10,7 +10,9 @@ import enum
 
 import msgspec
 
+from headrace.core.errors import HeadraceError, Overloaded
 from headrace.core.sampling import SamplingParams
+from headrace.core.service_level import DEFAULT_CLASS, NO_TARGETS, ServiceLevel
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,6 +23,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     with the same salt may share KV blocks. ``priority`` is vLLM's: lower values are served first.
     ``bad_word_token_ids`` are the tokenized forms of ``sampling.bad_words``. ``arrival_time`` is in
     seconds on the machine's monotonic clock.
+
+    ``service_level`` holds the targets this request is held to, ``service_class`` the name they are reported
+    under. ``tenant`` is whose share of the machine it uses and ``weight`` how large that share is, relative to
+    other tenants'.
     """
 
     request_id: str
@@ -31,6 +37,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     cache_salt: str = ""
     bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
+    service_level: ServiceLevel = NO_TARGETS
+    service_class: str = DEFAULT_CLASS
+    tenant: str = ""
+    weight: float = 1.0
 
 
 class FinishReason(enum.Enum):
@@ -75,10 +85,17 @@ class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OutputError(msgspec.Struct, frozen=True, array_like=True):
-    """Why a sequence ended with ``FinishReason.ERROR``: the error class's name and its message."""
+    """Why a sequence ended with ``FinishReason.ERROR``: the error class's name, its message, when to try again."""
 
     kind: str
     message: str
+    retry_after_s: float = 0.0
+
+    @classmethod
+    def of(cls, error: HeadraceError) -> OutputError:
+        """What to send of an error that ends a sequence."""
+        retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else 0.0
+        return cls(type(error).__name__, error.message, retry_after_s)
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

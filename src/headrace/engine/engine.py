@@ -16,7 +16,7 @@ from typing import Protocol
 from headrace.cache.kv_cache import KVCacheManager
 from headrace.core.client import EngineInfo, StepStats
 from headrace.core.clock import Clock
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import HeadraceError, InvalidRequest
 from headrace.core.request import (
     FinishReason,
     OutputError,
@@ -94,7 +94,10 @@ class Engine:
         return self._scheduler.has_work or bool(self._ended)
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises ``InvalidRequest`` for one that could never run here."""
+        """Queue a request.
+
+        Raises ``InvalidRequest`` for one that could never run here and ``Overloaded`` for one refused by load.
+        """
         if request.request_id in self._seq_ids:
             raise InvalidRequest(f"a request with the id {request.request_id!r} is already running", "request_id")
         sequences = [
@@ -102,6 +105,7 @@ class Engine:
             for index in range(request.sampling.n)
         ]
         self._check_fits(sequences[0])
+        self._scheduler.admit(sequences[0], self._clock.now())
         self._next_seq_id += len(sequences)
         self._seq_ids[request.request_id] = [seq.seq_id for seq in sequences]
         for seq, text in zip(sequences, self._texts.text_streams(request.sampling), strict=True):
@@ -116,9 +120,11 @@ class Engine:
             self._ended.append(self._last_output(live, text=live.text.finish()))
 
     def step(self) -> list[RequestOutput]:
-        """Run one step and report what changed, in plan order; aborted requests come first."""
+        """Run one step and report what changed, in plan order; aborted and overdue requests come first."""
         outputs, self._ended = self._ended, []
-        plan = self._scheduler.schedule(self._clock.now())
+        now = self._clock.now()
+        outputs.extend(self._overdue_output(seq, error) for seq, error in self._scheduler.end_overdue(now))
+        plan = self._scheduler.schedule(now)
         self._last_step = (0, 0, 0.0)
         if plan.scheduled:
             outputs.extend(self._output(update) for update in self._execute(plan))
@@ -180,6 +186,10 @@ class Engine:
         if live.seq.is_finished:
             return self._last_output(live, text=text + live.text.finish(), update=update)
         return self._delta(live, text, update)
+
+    def _overdue_output(self, seq: Sequence, error: HeadraceError) -> RequestOutput:
+        live = self._live[seq.seq_id]
+        return self._last_output(live, text=live.text.finish(), error=OutputError.of(error))
 
     def _push_text(self, live: _Live, token_id: int) -> str:
         """Text that became safe with ``token_id``; a stop string in it ends the sequence."""

@@ -117,7 +117,7 @@ def num_threads(config: EngineConfig) -> int:
 
 
 def _policy(config: EngineConfig) -> SchedulingPolicy:
-    policies = {"fcfs": FcfsPolicy, "priority": PriorityPolicy}
+    policies: dict[str, Callable[[int], SchedulingPolicy]] = {"fcfs": FcfsPolicy, "priority": PriorityPolicy}
     return policies[config.scheduling_policy](config.max_num_batched_tokens)
 
 

@@ -1,57 +1,135 @@
 """Who goes first, who gives way, how much a step may hold: the decisions that differ between policies.
 
-A policy is asked; it holds no queue and changes nothing. Deadlines, fairness and cost models attach here and
-leave the scheduler's loop as it is.
+A policy is asked, and told what happened through ``SchedulerListener``; it never touches blocks or starts
+anything. Deadlines, fairness and cost models attach here and leave the scheduler's loop as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.core.sequence import Sequence
+from headrace.core.step import StepPlan, StepResult
+from headrace.scheduler.waiting_queue import KeyedQueue, SortKey, WaitingLine
 
-SortKey = tuple[float, ...]
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What one step may hold, and in which order running sequences and the waiting line take their turns.
+
+    ``token_budget`` tokens are given out: first to ``first`` in order, then to ``rest``, each of which lets
+    those that wait with an urgency below its own go before it, then to the waiting line. An urgency is a
+    moment on the engine's clock by which work should start; lower is more urgent.
+    """
+
+    token_budget: int
+    first: Iterable[Sequence]
+    rest: list[tuple[float, Sequence]] = field(default_factory=list)
 
 
 class SchedulingPolicy(Protocol):
-    """The three decisions a scheduler asks for."""
+    """The decisions a scheduler asks for."""
 
-    def sort_key(self, seq: Sequence) -> SortKey:
-        """Lower is served first. Fixed for the life of a sequence and different for any two of them."""
+    @property
+    def line(self) -> WaitingLine:
+        """Where sequences wait; its order is the policy's business."""
         ...
 
-    def victim(self, running: Iterable[Sequence]) -> Sequence:
+    def admit(self, seq: Sequence, now: float) -> None:
+        """Agree to serve a request, of which ``seq`` is one sequence, before any work is done for it.
+
+        Raises ``Overloaded`` to refuse it.
+        """
+        ...
+
+    def shape_step(self, running: Collection[Sequence], now: float) -> StepShape:
+        """Budget and order of the next step."""
+        ...
+
+    def victim(self, running: Iterable[Sequence], now: float) -> Sequence:
         """Which of ``running`` (at least one) gives its blocks back when they run out."""
         ...
 
-    def token_budget(self, running: Iterable[Sequence], num_waiting: int, now: float) -> int:
-        """Most tokens the next step may compute."""
+    def num_reserved_tokens(self, seq: Sequence, running: Collection[Sequence]) -> int:
+        """Room beyond what ``seq`` has to compute that must be free in the KV cache before it may start."""
+        ...
+
+
+class SchedulerListener(Protocol):
+    """Hears what the scheduler does, on its thread and at once; must be quick and change nothing of it."""
+
+    def on_planned(self, plan: StepPlan, running: Mapping[int, Sequence], now: float) -> None:
+        """A step was decided; ``running`` holds every sequence of the plan by id."""
+        ...
+
+    def on_step(self, plan: StepPlan, result: StepResult, running: Mapping[int, Sequence], now: float) -> None:
+        """A step was computed; its outcome has not been applied to ``running`` yet."""
+        ...
+
+    def on_admitted(self, seq: Sequence, now: float) -> None:
+        """A waiting sequence started; its ``num_computed_tokens`` came from the prefix cache."""
+        ...
+
+    def on_preempted(self, seq: Sequence, now: float) -> None:
+        """A running sequence gave its blocks back and waits again."""
+        ...
+
+    def on_finished(self, seq: Sequence) -> None:
+        """A sequence ended, from wherever it was."""
         ...
 
 
 class FcfsPolicy:
     """First come, first served: the earliest arrival runs first and the latest gives way first.
 
-    The sequence with the lowest key is never a victim while another runs, so it always finishes: that is
-    what rules out starvation and preemption cycles.
+    Running sequences go before waiting ones, those with the fewest pending tokens first, so that a long prompt
+    being computed never delays the streams beside it. The sequence with the lowest key is never a victim while
+    another runs, so it always finishes: that is what rules out starvation and preemption cycles.
     """
 
-    def __init__(self, max_num_batched_tokens: int) -> None:
+    def __init__(self, max_num_batched_tokens: int, sort_key: Callable[[Sequence], SortKey] | None = None) -> None:
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._sort_key = arrival_key if sort_key is None else sort_key
+        self._line = KeyedQueue(self._sort_key)
 
-    def sort_key(self, seq: Sequence) -> SortKey:
-        return (seq.request.arrival_time, seq.seq_id)
+    @property
+    def line(self) -> WaitingLine:
+        return self._line
 
-    def victim(self, running: Iterable[Sequence]) -> Sequence:
-        return max(running, key=self.sort_key)
+    def admit(self, seq: Sequence, now: float) -> None:
+        pass  # the queue's bound is kept where requests come in
 
-    def token_budget(self, running: Iterable[Sequence], num_waiting: int, now: float) -> int:
-        return self._max_num_batched_tokens
+    def shape_step(self, running: Collection[Sequence], now: float) -> StepShape:
+        return StepShape(self._max_num_batched_tokens, sorted(running, key=_num_pending_tokens))
+
+    def victim(self, running: Iterable[Sequence], now: float) -> Sequence:
+        return max(running, key=self._sort_key)
+
+    def num_reserved_tokens(self, seq: Sequence, running: Collection[Sequence]) -> int:
+        return 0
 
 
 class PriorityPolicy(FcfsPolicy):
     """Lower ``Request.priority`` first, arrival breaks ties."""
 
-    def sort_key(self, seq: Sequence) -> SortKey:
-        return (seq.request.priority, seq.request.arrival_time, seq.seq_id)
+    def __init__(self, max_num_batched_tokens: int) -> None:
+        super().__init__(max_num_batched_tokens, priority_key)
+
+
+def arrival_key(seq: Sequence) -> SortKey:
+    return (seq.request.arrival_time, seq.seq_id)
+
+
+def priority_key(seq: Sequence) -> SortKey:
+    return (seq.request.priority, seq.request.arrival_time, seq.seq_id)
+
+
+def _num_pending_tokens(seq: Sequence) -> int:
+    return seq.num_pending_tokens
+
+
+NO_LIMIT = math.inf
+"""An urgency that everybody in the waiting line is below."""

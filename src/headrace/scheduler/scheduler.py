@@ -1,9 +1,8 @@
 """The scheduling rule: which sequences compute how many tokens in the next step.
 
 There is no prefill phase and no decode phase. A sequence has pending tokens, a step has a token budget, and
-the budget is handed out: to running sequences first, fewest pending tokens first (so a long prompt being
-computed never delays the streams beside it), then to waiting sequences in policy order. Chunked prefill,
-prefix hits and resumption after preemption are arithmetic on pending tokens.
+the budget is handed out to running and waiting sequences in the policy's order. Chunked prefill, prefix hits
+and resumption after preemption are arithmetic on pending tokens.
 
 The scheduler holds no clock, thread, tensor, randomness or I/O: ``now`` is an argument, and equal calls give
 equal plans. What differs between policies is asked of ``SchedulingPolicy``; where keys and values live is the
@@ -12,20 +11,20 @@ business of ``KVCacheManager``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from headrace.cache.kv_cache import KVCacheManager
+from headrace.core.errors import HeadraceError
 from headrace.core.request import FinishReason, TokenLogprobs
 from headrace.core.sequence import Sequence, SequenceStatus
-from headrace.core.step import (
-    PromptLogprobSpec,
-    SampleSpec,
-    ScheduledSequence,
-    StepPlan,
-    StepResult,
-)
-from headrace.scheduler.policy import SchedulingPolicy
-from headrace.scheduler.waiting_queue import WaitingQueue
+from headrace.core.step import StepPlan, StepResult
+from headrace.scheduler.chunks import num_matchable_tokens, scheduled_chunk, take_prompt_logprobs
+from headrace.scheduler.deadlines import Deadlines
+from headrace.scheduler.policy import NO_LIMIT, SchedulerListener, SchedulingPolicy
+
+WATERMARK = 0.01
+"""Share of the pool that must stay free when a sequence starts beside others."""
 
 MAX_HELD_BACK = 64
 """Most waiting sequences passed over in one step because a running one is computing their prefix."""
@@ -58,14 +57,16 @@ class Scheduler:
         policy: SchedulingPolicy,
         max_num_seqs: int,
         max_model_len: int,
-        watermark: float = 0.01,
+        listeners: SequenceOf[SchedulerListener] = (),
     ) -> None:
         self._kv = kv
         self._policy = policy
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
-        self._watermark_tokens = int(kv.num_blocks * watermark) * kv.block_size
-        self._waiting = WaitingQueue(policy)
+        self._listeners = tuple(listeners)
+        self._watermark_tokens = int(kv.num_blocks * WATERMARK) * kv.block_size
+        self._waiting = policy.line
+        self._deadlines = Deadlines()
         self._running: dict[int, Sequence] = {}
         self._blocked: tuple[Sequence, int] | None = None
         self._step_id = 0
@@ -87,10 +88,22 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._running) or len(self._waiting) > 0
 
+    def admit(self, seq: Sequence, now: float) -> None:
+        """Ask whether the request of ``seq`` is taken in at all; raises ``Overloaded`` if not."""
+        self._policy.admit(seq, now)
+
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence. Its longest possible form must fit the pool: see ``max_num_tokens``."""
         assert self._kv.fits(max_num_tokens(seq, self._max_model_len))
         self._waiting.push(seq)
+        self._deadlines.push(seq)
+
+    def end_overdue(self, now: float) -> list[tuple[Sequence, HeadraceError]]:
+        """End the sequences it is too late for and free what they hold; each with what to tell its caller."""
+        overdue = [*self._deadlines.take_passed(now), *self._waiting.take_overdue(now)]
+        for seq, _ in overdue:
+            self.finish(seq, FinishReason.ERROR)
+        return overdue
 
     def finish(self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None = None) -> None:
         """End a sequence wherever it is and free what it holds; no effect on a finished one."""
@@ -105,36 +118,42 @@ class Scheduler:
         else:
             del self._running[seq.seq_id]
             self._kv.release(seq)
+        for listener in self._listeners:
+            listener.on_finished(seq)
 
     # -- deciding a step ---------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan:
         """Decide the next step. The plan is empty only when there is no work at all."""
-        draft = _StepDraft(self._policy.token_budget(self._running.values(), len(self._waiting), now))
-        self._schedule_running(draft)
-        if not draft.preempted:
-            self._admit_waiting(draft, now)
+        shape = self._policy.shape_step(self._running.values(), now)
+        draft = _StepDraft(shape.token_budget, now)
+        for seq in shape.first:
+            self._continue(seq, draft)
+        for urgency, seq in shape.rest:
+            self._admit_waiting(draft, urgency)
+            self._continue(seq, draft)
+        self._admit_waiting(draft, NO_LIMIT)
         self._step_id += 1
-        return StepPlan(
+        plan = StepPlan(
             step_id=self._step_id,
-            scheduled=tuple(self._scheduled(seq, count) for seq, count in draft.chunks.values()),
+            scheduled=tuple(scheduled_chunk(seq, count) for seq, count in draft.chunks.values()),
             preempted_seq_ids=tuple(seq.seq_id for seq in draft.preempted),
         )
+        for listener in self._listeners:
+            listener.on_planned(plan, self._running, now)
+        return plan
 
-    def _schedule_running(self, draft: _StepDraft) -> None:
-        for seq in sorted(self._running.values(), key=_num_pending_tokens):
-            if draft.budget <= 0:
-                break
-            if seq.status is not SequenceStatus.RUNNING:
-                continue  # preempted for one that came before it
-            num_tokens = min(seq.num_pending_tokens, draft.budget)
-            if self._make_room(seq, num_tokens, draft):
-                draft.give(seq, num_tokens)
+    def _continue(self, seq: Sequence, draft: _StepDraft) -> None:
+        if draft.budget <= 0 or seq.status is not SequenceStatus.RUNNING:
+            return  # the latter: preempted for one that came before it
+        num_tokens = min(seq.num_pending_tokens, draft.budget)
+        if self._make_room(seq, num_tokens, draft):
+            draft.give(seq, num_tokens)
 
     def _make_room(self, seq: Sequence, num_tokens: int, draft: _StepDraft) -> bool:
         """Get blocks for ``num_tokens`` more tokens, preempting others; False if ``seq`` gave way itself."""
         while not self._kv.extend(seq, num_tokens):
-            victim = self._policy.victim(self._running.values())
+            victim = self._policy.victim(self._running.values(), draft.now)
             self._preempt(victim, draft)
             if victim is seq:
                 return False
@@ -150,26 +169,29 @@ class Scheduler:
         seq.status = SequenceStatus.WAITING
         self._waiting.push(seq)
         self._num_preemptions += 1
+        for listener in self._listeners:
+            listener.on_preempted(seq, draft.now)
 
-    def _admit_waiting(self, draft: _StepDraft, now: float) -> None:
+    def _admit_waiting(self, draft: _StepDraft, urgency: float) -> None:
+        """Start those that wait with more urgency, in order, while there is room; nobody after a preemption."""
+        if draft.preempted or draft.is_full:
+            return
         held_back: list[Sequence] = []
         while draft.budget > 0 and len(self._running) < self._max_num_seqs and len(held_back) < MAX_HELD_BACK:
-            seq = self._waiting.pop()
+            seq = self._waiting.pop(urgency, draft.now)
             if seq is None:
-                break
-            if self._is_still_blocked(seq):
-                held_back.append(seq)
                 break
             if self._should_wait_for_prefix(seq):
                 held_back.append(seq)
-            elif not self._try_admit(seq, draft, now):
+            elif self._is_still_blocked(seq) or not self._try_admit(seq, draft):
                 held_back.append(seq)
+                draft.is_full = True
                 break  # nobody overtakes for lack of memory, or large requests would starve
         for seq in held_back:
             self._waiting.push(seq)
 
-    def _try_admit(self, seq: Sequence, draft: _StepDraft, now: float) -> bool:
-        self._kv.acquire(seq, self._num_matchable_tokens(seq))
+    def _try_admit(self, seq: Sequence, draft: _StepDraft) -> bool:
+        self._kv.acquire(seq, num_matchable_tokens(seq))
         num_tokens = min(seq.num_pending_tokens, draft.budget)
         if not (self._has_room(seq) and self._kv.extend(seq, num_tokens)):
             self._kv.release(seq)
@@ -177,10 +199,12 @@ class Scheduler:
             self._blocked = (seq, self._kv.num_available_blocks)
             return False
         if seq.num_preemptions == 0:
-            seq.first_scheduled_time = now
+            seq.first_scheduled_time = draft.now
             seq.num_cached_tokens = seq.num_computed_tokens
         seq.status = SequenceStatus.RUNNING
         self._running[seq.seq_id] = seq
+        for listener in self._listeners:
+            listener.on_admitted(seq, draft.now)
         draft.give(seq, num_tokens)
         return True
 
@@ -189,7 +213,10 @@ class Scheduler:
 
         Admitting what must soon be preempted again is how pools thrash. An empty house needs no margin.
         """
-        return not self._running or self._kv.can_extend(seq, seq.num_pending_tokens + self._watermark_tokens)
+        if not self._running:
+            return True
+        num_reserved = self._policy.num_reserved_tokens(seq, self._running.values())
+        return self._kv.can_extend(seq, seq.num_pending_tokens + num_reserved + self._watermark_tokens)
 
     def _is_still_blocked(self, seq: Sequence) -> bool:
         """Whether ``seq`` failed for lack of blocks and none came free since; spares matching it each step."""
@@ -199,35 +226,15 @@ class Scheduler:
 
     def _should_wait_for_prefix(self, seq: Sequence) -> bool:
         """Whether a running sequence is about to commit a block that ``seq`` could take over instead of computing."""
-        may_match_all = self._num_matchable_tokens(seq) == seq.num_tokens - 1
+        may_match_all = num_matchable_tokens(seq) == seq.num_tokens - 1
         return may_match_all and self._kv.is_being_computed(seq)
-
-    def _num_matchable_tokens(self, seq: Sequence) -> int:
-        """How many leading tokens may come from the prefix cache.
-
-        One token at least is computed, to have logits; prompt positions whose log-probabilities are still
-        owed must be computed too.
-        """
-        if seq.request.sampling.prompt_logprobs is None or seq.num_prompt_logprobs >= seq.num_prompt_tokens:
-            return seq.num_tokens - 1
-        return max(seq.num_prompt_logprobs - 1, 0)
-
-    def _scheduled(self, seq: Sequence, num_tokens: int) -> ScheduledSequence:
-        start = seq.num_computed_tokens
-        end = start + num_tokens
-        return ScheduledSequence(
-            seq_id=seq.seq_id,
-            token_ids=seq.token_ids[start:end],
-            start=start,
-            block_ids=seq.block_table.ids,
-            sample=_sample_spec(seq) if end == seq.num_tokens else None,
-            prompt_logprobs=_prompt_logprob_spec(seq, start, end),
-        )
 
     # -- taking in what happened -------------------------------------------------------------------
 
     def update(self, plan: StepPlan, result: StepResult, now: float) -> list[SequenceUpdate]:
         """Apply a step's outcome, in plan order: advance, append, commit, and end what is complete."""
+        for listener in self._listeners:
+            listener.on_step(plan, result, self._running, now)
         sampled = iter(result.sampled_token_ids)
         updates = []
         for item in plan.scheduled:
@@ -240,7 +247,7 @@ class Scheduler:
                 continue
             seq.num_computed_tokens = item.end
             self._kv.commit(seq)
-            prompt_logprobs = _take_prompt_logprobs(seq, item, result)
+            prompt_logprobs = take_prompt_logprobs(seq, item, result)
             if token_id is not None:
                 self._append(seq, token_id, now)
             if token_id is not None or prompt_logprobs:
@@ -270,12 +277,17 @@ class Scheduler:
 
 
 class _StepDraft:
-    """A step while it is being decided: the budget left and who got how much of it."""
+    """A step while it is being decided: the budget left and who got how much of it.
 
-    __slots__ = ("budget", "chunks", "preempted")
+    ``is_full`` when somebody who waits could not start for lack of KV blocks.
+    """
 
-    def __init__(self, budget: int) -> None:
+    __slots__ = ("budget", "chunks", "is_full", "now", "preempted")
+
+    def __init__(self, budget: int, now: float) -> None:
         self.budget = budget
+        self.now = now
+        self.is_full = False
         self.chunks: dict[int, tuple[Sequence, int]] = {}
         self.preempted: list[Sequence] = []
 
@@ -294,50 +306,3 @@ def max_num_tokens(seq: Sequence, max_model_len: int) -> int:
     if max_tokens is None:
         return max_model_len
     return min(seq.num_prompt_tokens + max_tokens, max_model_len)
-
-
-def _num_pending_tokens(seq: Sequence) -> int:
-    return seq.num_pending_tokens
-
-
-def _sample_spec(seq: Sequence) -> SampleSpec:
-    request = seq.request
-    sampling = request.sampling
-    suppressed: tuple[int, ...] = ()
-    if seq.num_output_tokens < sampling.min_tokens:
-        suppressed = tuple(sorted(seq.eos_token_ids.union(sampling.stop_token_ids)))
-    return SampleSpec(
-        params=sampling,
-        seed=seq.seed,
-        position=seq.num_tokens,
-        token_ids=seq.token_ids if sampling.needs_history else (),
-        num_prompt_tokens=seq.num_prompt_tokens,
-        suppressed_token_ids=suppressed,
-        bad_word_token_ids=request.bad_word_token_ids,
-    )
-
-
-def _prompt_logprob_spec(seq: Sequence, start: int, end: int) -> PromptLogprobSpec | None:
-    """Prompt positions the chunk ``[start, end)`` makes known: its row ``p`` predicts token ``p + 1``."""
-    num_top = seq.request.sampling.prompt_logprobs
-    if num_top is None:
-        return None
-    first = max(start + 1, seq.num_prompt_logprobs)
-    last = min(end + 1, seq.num_prompt_tokens)
-    if first >= last:
-        return None
-    return PromptLogprobSpec(
-        first_row=first - 1 - start, target_token_ids=tuple(seq.token_ids[first:last]), num_top=num_top
-    )
-
-
-def _take_prompt_logprobs(
-    seq: Sequence, item: ScheduledSequence, result: StepResult
-) -> tuple[TokenLogprobs | None, ...]:
-    if seq.request.sampling.prompt_logprobs is None or seq.num_prompt_logprobs >= seq.num_prompt_tokens:
-        return ()
-    known: list[TokenLogprobs | None] = list(result.prompt_logprobs.get(item.seq_id, ()))
-    if seq.num_prompt_logprobs == 0:
-        known.insert(0, None)  # nothing precedes the first token
-    seq.num_prompt_logprobs += len(known)
-    return tuple(known)
