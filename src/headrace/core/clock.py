@@ -21,3 +21,23 @@ class WallClock:
 
     def now(self) -> float:
         return time.monotonic()
+
+
+class VirtualClock:
+    """Simulated seconds: the time moves only when a step is said to have taken some, or when told to."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let so much time pass, which is never negative."""
+        assert seconds >= 0.0
+        self._now += seconds
+
+    def advance_to(self, moment: float) -> None:
+        """Jump to a moment that is not in the past."""
+        assert moment >= self._now
+        self._now = moment

@@ -5,6 +5,9 @@ Scheduler and executor know these types and not each other. An executor keeps no
 besides KV memory: every plan is complete, so nothing has to be told about finishes, aborts or
 preemptions, and any executor (native, torch, tensor parallel, recorded, simulated) can stand in for
 another.
+
+What there is one of for each sequence in each step is a msgspec struct: it is made in a tenth of the time that a
+frozen dataclass takes, and takes no part in garbage collection.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,8 +25,7 @@ from headrace.core.request import TokenLogprobs
 from headrace.core.sampling import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSpec:
+class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     """All that choosing the next token of one sequence depends on, besides its logits.
 
     The token is a function of ``(seed, position, logits)`` and these fields, never of the batch.
@@ -64,8 +67,7 @@ class PromptLogprobSpec:
     num_top: int
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     """The share of one step that one sequence gets.
 
     Compute ``token_ids``, which stand at positions ``[start, start + len(token_ids))`` of the sequence.

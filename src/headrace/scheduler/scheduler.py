@@ -12,7 +12,8 @@ business of ``KVCacheManager``.
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+
+import msgspec
 
 from headrace.cache.kv_cache import KVCacheManager
 from headrace.core.errors import HeadraceError
@@ -30,8 +31,7 @@ MAX_HELD_BACK = 64
 """Most waiting sequences passed over in one step because a running one is computing their prefix."""
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceUpdate:
+class SequenceUpdate(msgspec.Struct, frozen=True, gc=False):
     """What one step did to one sequence; ``error`` is set when it failed in the executor.
 
     ``token_id`` is the sampled token or ``None``; ``prompt_logprobs`` are the newly known prompt positions.
