@@ -9,6 +9,7 @@ import numpy as np
 
 from headrace.core.request import Request, TokenLogprobs
 from headrace.core.sampling import SamplingParams
+from headrace.core.service_level import DEFAULT_CLASS, NO_TARGETS, ServiceLevel
 from headrace.core.step import StepPlan, StepResult, TokenMask
 
 
@@ -93,6 +94,10 @@ def make_request(
     arrival_time: float = 0.0,
     priority: int = 0,
     cache_salt: str = "",
+    service_level: ServiceLevel = NO_TARGETS,
+    service_class: str = DEFAULT_CLASS,
+    tenant: str = "",
+    weight: float = 1.0,
     **sampling: object,
 ) -> Request:
     return Request(
@@ -103,4 +108,8 @@ def make_request(
         arrival_time=arrival_time,
         priority=priority,
         cache_salt=cache_salt,
+        service_level=service_level,
+        service_class=service_class,
+        tenant=tenant,
+        weight=weight,
     )

@@ -6,8 +6,9 @@ from headrace.cache.kv_cache import KVCacheManager
 from headrace.core.request import FinishReason, Request
 from headrace.core.sequence import Sequence
 from headrace.core.step import StepPlan
-from headrace.scheduler.policy import FcfsPolicy, PriorityPolicy
-from headrace.scheduler.scheduler import Scheduler, SequenceUpdate
+from headrace.scheduler.build import BatchLimits, PolicyName, build_scheduler
+from headrace.scheduler.cost_model import StepCostModel, StepCosts
+from headrace.scheduler.scheduler import SequenceUpdate
 from tests.fakes import ContentExecutor, ManualClock
 
 EOS = frozenset({0})
@@ -23,13 +24,15 @@ class Harness:
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 16,
         max_model_len: int = 128,
-        policy: type[FcfsPolicy] = FcfsPolicy,
+        policy: PolicyName = "fcfs",
         prefix_caching: bool = True,
+        costs: StepCosts | None = None,
     ) -> None:
         self.budget = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
         self.kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=prefix_caching)
-        self.scheduler = Scheduler(self.kv, policy(max_num_batched_tokens), max_num_seqs, max_model_len)
+        limits = BatchLimits(max_num_seqs, max_num_batched_tokens, max_model_len)
+        self.scheduler = build_scheduler(policy, self.kv, limits, StepCostModel(costs))
         self.executor = ContentExecutor(num_blocks, block_size)
         self.clock = ManualClock()
         self.sequences: list[Sequence] = []
@@ -47,6 +50,8 @@ class Harness:
             self._note_end(seq)
 
     def step(self) -> tuple[StepPlan, list[SequenceUpdate]]:
+        for seq, _ in self.scheduler.end_overdue(self.clock.now()):
+            self._note_end(seq)
         had_work = self.scheduler.has_work
         plan = self.scheduler.schedule(self.clock.now())
         assert bool(plan.scheduled) == had_work, "work but no progress, or progress from nothing"
@@ -73,6 +78,3 @@ class Harness:
         assert seq.seq_id not in self.ended, f"{seq} ended twice"
         assert seq.finish_reason is not None
         self.ended[seq.seq_id] = seq.finish_reason
-
-
-__all__ = ["EOS", "Harness", "PriorityPolicy"]

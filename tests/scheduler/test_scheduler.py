@@ -7,7 +7,7 @@ import pytest
 from headrace.core.request import FinishReason
 from headrace.core.sequence import SequenceStatus
 from tests.fakes import expected_output, make_request
-from tests.scheduler.harness import EOS, Harness, PriorityPolicy
+from tests.scheduler.harness import EOS, Harness
 
 
 def output_of(seq):
@@ -64,7 +64,7 @@ def test_waiting_requests_start_in_order_of_arrival():
 
 
 def test_the_priority_policy_starts_lower_priorities_first():
-    house = Harness(max_num_seqs=1, policy=PriorityPolicy)
+    house = Harness(max_num_seqs=1, policy="priority")
     house.add(make_request(prompt(4, 1), arrival_time=1.0, priority=5, max_tokens=2))
     urgent = house.add(make_request(prompt(4, 2), arrival_time=2.0, priority=-1, max_tokens=2))
     plan, _ = house.step()

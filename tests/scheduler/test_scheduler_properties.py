@@ -8,12 +8,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.core.request import FinishReason, Request
-from headrace.scheduler.policy import FcfsPolicy
+from headrace.core.service_level import NO_TARGETS, ServiceLevel
+from headrace.scheduler.cost_model import StepCosts
 from tests.fakes import expected_output, make_request
-from tests.scheduler.harness import EOS, Harness, PriorityPolicy
+from tests.scheduler.harness import EOS, Harness
 
 BLOCK_SIZE = 4
 VOCAB_SIZE = 50
+LEVELS = [
+    NO_TARGETS,
+    ServiceLevel(ttft_s=5.0, tpot_s=0.5),
+    ServiceLevel(ttft_s=0.02, tpot_s=0.01, may_be_late=True),
+    ServiceLevel(tpot_s=0.02),
+]
+"""Targets that can be met, that cannot, and none; none of them ends a request."""
+
+MACHINE = StepCosts(fixed_s=0.005, num_free_tokens=4, token_s=0.001, decode_s=0.0005, pair_s=1e-6)
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,9 @@ def arrivals(draw: st.DrawFn) -> Arrival:
         min_tokens=0,
         ignore_eos=draw(st.booleans()),
         prompt_logprobs=draw(st.sampled_from([None, None, None, 0])),
+        service_level=draw(st.sampled_from(LEVELS)),
+        tenant=draw(st.sampled_from(["a", "b"])),
+        weight=draw(st.sampled_from([1.0, 3.0])),
     )
     return Arrival(step, request, draw(st.none() | st.integers(0, 8)))
 
@@ -51,11 +64,12 @@ def arrivals(draw: st.DrawFn) -> Arrival:
     spare_blocks=st.integers(0, 12),
     max_num_seqs=st.integers(1, 5),
     extra_budget=st.integers(0, 16),
-    policy=st.sampled_from([FcfsPolicy, PriorityPolicy]),
+    policy=st.sampled_from(["fcfs", "priority", "slo"]),
     prefix_caching=st.booleans(),
+    costs=st.sampled_from([None, MACHINE]),
 )
 def test_any_workload_ends_with_the_outputs_of_solo_runs(
-    workload, spare_blocks, max_num_seqs, extra_budget, policy, prefix_caching
+    workload, spare_blocks, max_num_seqs, extra_budget, policy, prefix_caching, costs
 ):
     longest = max(len(a.request.prompt_token_ids) + a.request.sampling.max_tokens for a in workload)
     house = Harness(
@@ -66,6 +80,7 @@ def test_any_workload_ends_with_the_outputs_of_solo_runs(
         max_model_len=64,
         policy=policy,
         prefix_caching=prefix_caching,
+        costs=costs,
     )
     run_workload(house, workload)
 

@@ -110,6 +110,10 @@ class KVCacheManager:
         self._uncounted_queries[seq.seq_id] = limit
         self._announce_next_block(seq)
 
+    def num_cached_tokens(self, seq: Sequence, limit: int) -> int:
+        """How many of its first ``limit`` tokens ``acquire`` would find now. Cost: O(tokens found)."""
+        return len(self._match(seq, limit // self._block_size).block_ids) * self._block_size
+
     def can_extend(self, seq: Sequence, num_tokens: int) -> bool:
         """Whether ``extend`` would succeed."""
         return self._num_missing_blocks(seq, num_tokens) <= self.num_available_blocks
@@ -166,10 +170,10 @@ class KVCacheManager:
             return False
         limit = (seq.num_tokens - 1) // self._block_size
         match = self._match(seq, limit)
-        num_matched = len(match.block_ids)
-        if num_matched == limit or not match.ends_with_node:
+        index = len(match.block_ids)
+        if index == limit or not match.ends_with_node:
             return False
-        return (match.node, self._packed_block(seq, num_matched)) in self._in_flight
+        return (match.node, _packed_block(seq, index, self._block_size)) in self._in_flight
 
     def clear_prefix_cache(self) -> None:
         """Forget every cached block that no sequence has locked."""
@@ -193,10 +197,6 @@ class KVCacheManager:
                 return match
             num_packed = min(num_packed * _MATCH_GROWTH, num_blocks)
 
-    def _packed_block(self, seq: Sequence, index: int) -> bytes:
-        start = index * self._block_size
-        return pack_tokens(seq.token_ids[start : start + self._block_size])
-
     def _make_free(self, num_blocks: int) -> None:
         num_short = num_blocks - self._pool.num_free
         if num_short > 0:
@@ -204,10 +204,7 @@ class KVCacheManager:
             self.stats.evicted_blocks += num_short
 
     def _count_query(self, seq: Sequence) -> None:
-        """Count a look-up once its sequence gets room to go on.
-
-        A sequence too large for the moment is looked up again and again, which says nothing about the cache.
-        """
+        # once the sequence gets room: one too large for now is looked up time and again, which says nothing
         limit = self._uncounted_queries.pop(seq.seq_id, None)
         if limit is not None:
             self.stats.query_tokens += limit
@@ -227,7 +224,9 @@ class KVCacheManager:
 
     def _announce_next_block(self, seq: Sequence) -> None:
         if seq.prefix_node is not None and seq.num_tokens >= (seq.num_shared_blocks + 1) * self._block_size:
-            self._in_flight.add(seq.seq_id, seq.prefix_node, self._packed_block(seq, seq.num_shared_blocks))
+            self._in_flight.add(
+                seq.seq_id, seq.prefix_node, _packed_block(seq, seq.num_shared_blocks, self._block_size)
+            )
 
     def _forget(self, seq: Sequence) -> None:
         self._in_flight.discard(seq.seq_id)
@@ -293,3 +292,7 @@ def _prefix_node(seq: Sequence) -> RadixNode | None:
 
 def _num_covering_blocks(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
+
+
+def _packed_block(seq: Sequence, index: int, block_size: int) -> bytes:
+    return pack_tokens(seq.token_ids[index * block_size : (index + 1) * block_size])

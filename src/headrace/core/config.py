@@ -102,8 +102,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 512
     scheduling_policy: Annotated[
-        Literal["fcfs", "priority"],
-        _meta("scheduler", "order of waiting requests: by arrival, or by priority (lower first) then arrival"),
+        Literal["slo", "fcfs", "priority"],
+        _meta(
+            "scheduler",
+            "who goes first: slo keeps the targets of requests and is fair between tenants, fcfs goes by arrival, "
+            "priority by priority (lower first) then arrival",
+        ),
     ] = "fcfs"
     max_num_queued_reqs: Annotated[
         int,

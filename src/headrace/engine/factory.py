@@ -36,8 +36,8 @@ from headrace.engine.tokenizer import Tokenizer, load_tokenizer
 from headrace.executor.memory_budget import available_memory_bytes
 from headrace.model.config_parser import parse_model_config
 from headrace.native.compiled import CompiledModel, open_compiled
-from headrace.scheduler.policy import FcfsPolicy, PriorityPolicy, SchedulingPolicy
-from headrace.scheduler.scheduler import Scheduler
+from headrace.scheduler.build import BatchLimits, build_scheduler
+from headrace.scheduler.cost_model import StepCostModel
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,8 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
             model.max_position,
         )
     kv = KVCacheManager(limits.num_blocks, config.block_size, config.enable_prefix_caching)
-    scheduler = Scheduler(kv, _policy(config), config.max_num_seqs, limits.max_model_len)
+    batch = BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, limits.max_model_len)
+    scheduler = build_scheduler(config.scheduling_policy, kv, batch, StepCostModel())
     info = _info(config, model, backend, tokenizer, stages.times_s)
     return Engine(scheduler, kv, backend.executor, TokenizerTexts(tokenizer), WallClock(), info)
 
@@ -114,11 +115,6 @@ class _Backend:
 def num_threads(config: EngineConfig) -> int:
     """CPU threads to compute with: the setting, else the cores this process may use."""
     return config.threads or len(os.sched_getaffinity(0))
-
-
-def _policy(config: EngineConfig) -> SchedulingPolicy:
-    policies: dict[str, Callable[[int], SchedulingPolicy]] = {"fcfs": FcfsPolicy, "priority": PriorityPolicy}
-    return policies[config.scheduling_policy](config.max_num_batched_tokens)
 
 
 def _build_native(config: EngineConfig, source: _Source, model: ModelConfig, progress: Progress) -> _Backend:

@@ -19,6 +19,9 @@ from headrace.core.step import StepPlan
 KNEES: Final = (0, 4, 8, 16, 32, 64, 128, 256)
 """Numbers of tokens that may fit under reading the weights once; the fit keeps to the best of them."""
 
+MIN_OBSERVED: Final = 16
+"""Steps after which a model that was told nothing is believed."""
+
 _FORGETTING: Final = 0.998
 _MIN_SECONDS: Final = 1e-6
 _OUTLIER: Final = 4.0
@@ -143,6 +146,7 @@ class StepCostModel:
         self.costs = seed
         self.num_observed = 0
         self.median_error = 0.0
+        self._is_seeded = costs is not None
         self._knees = np.array(KNEES, dtype=np.float64) if costs is None else _knees_with(seed.num_free_tokens)
         spread = 1.0 if costs is None else 0.05
         self._theta = np.tile(_theta(seed), (len(self._knees), 1))
@@ -150,6 +154,11 @@ class StepCostModel:
         typical = np.maximum(self._theta[0], 1e-5)
         self._covariance = np.tile(np.diag((spread * typical) ** 2), (len(self._knees), 1, 1)).reshape(-1, size, size)
         self._errors = np.abs(self._knees - seed.num_free_tokens) * 1e-6
+
+    @property
+    def is_known(self) -> bool:
+        """Whether predictions rest on anything."""
+        return self._is_seeded or self.num_observed >= MIN_OBSERVED
 
     def predict(self, features: StepFeatures) -> float:
         """Seconds a step with these features is expected to take."""

@@ -9,11 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from headrace.core.sequence import Sequence
 from headrace.core.step import StepPlan, StepResult
 from headrace.scheduler.waiting_queue import KeyedQueue, SortKey, WaitingLine
+
+UNBOUNDED: Final = 1 << 30
+
+NO_LIMIT: Final = math.inf
+"""An urgency that everybody in the waiting line is below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +27,14 @@ class StepShape:
 
     ``token_budget`` tokens are given out: first to ``first`` in order, then to ``rest``, each of which lets
     those that wait with an urgency below its own go before it, then to the waiting line. An urgency is a
-    moment on the engine's clock by which work should start; lower is more urgent.
+    moment on the engine's clock by which work should start; lower is more urgent. Of those that wait,
+    ``max_starts`` may start.
     """
 
     token_budget: int
     first: Iterable[Sequence]
     rest: list[tuple[float, Sequence]] = field(default_factory=list)
+    max_starts: int = UNBOUNDED
 
 
 class SchedulingPolicy(Protocol):
@@ -58,28 +65,26 @@ class SchedulingPolicy(Protocol):
         ...
 
 
-class SchedulerListener(Protocol):
-    """Hears what the scheduler does, on its thread and at once; must be quick and change nothing of it."""
+class SchedulerListener:
+    """Hears what the scheduler does, on its thread and at once; must be quick and change nothing of it.
 
-    def on_planned(self, plan: StepPlan, running: Mapping[int, Sequence], now: float) -> None:
-        """A step was decided; ``running`` holds every sequence of the plan by id."""
-        ...
+    Override what is of interest; what is not overridden is ignored.
+    """
 
-    def on_step(self, plan: StepPlan, result: StepResult, running: Mapping[int, Sequence], now: float) -> None:
-        """A step was computed; its outcome has not been applied to ``running`` yet."""
-        ...
+    def on_queued(self, seq: Sequence) -> None:
+        """A new sequence is about to wait for the first time."""
 
     def on_admitted(self, seq: Sequence, now: float) -> None:
         """A waiting sequence started; its ``num_computed_tokens`` came from the prefix cache."""
-        ...
+
+    def on_step(self, plan: StepPlan, result: StepResult, running: Mapping[int, Sequence], now: float) -> None:
+        """A step was computed; its outcome has not been applied to ``running`` yet."""
 
     def on_preempted(self, seq: Sequence, now: float) -> None:
         """A running sequence gave its blocks back and waits again."""
-        ...
 
     def on_finished(self, seq: Sequence) -> None:
         """A sequence ended, from wherever it was."""
-        ...
 
 
 class FcfsPolicy:
@@ -129,7 +134,3 @@ def priority_key(seq: Sequence) -> SortKey:
 
 def _num_pending_tokens(seq: Sequence) -> int:
     return seq.num_pending_tokens
-
-
-NO_LIMIT = math.inf
-"""An urgency that everybody in the waiting line is below."""

@@ -22,6 +22,7 @@ from headrace.core.sequence import Sequence, SequenceStatus
 from headrace.core.step import StepPlan, StepResult
 from headrace.scheduler.chunks import num_matchable_tokens, scheduled_chunk, take_prompt_logprobs
 from headrace.scheduler.deadlines import Deadlines
+from headrace.scheduler.meters import SchedulingMeters
 from headrace.scheduler.policy import NO_LIMIT, SchedulerListener, SchedulingPolicy
 
 WATERMARK = 0.01
@@ -57,13 +58,15 @@ class Scheduler:
         policy: SchedulingPolicy,
         max_num_seqs: int,
         max_model_len: int,
+        meters: SchedulingMeters | None = None,
         listeners: SequenceOf[SchedulerListener] = (),
     ) -> None:
         self._kv = kv
         self._policy = policy
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
-        self._listeners = tuple(listeners)
+        self.meters = SchedulingMeters() if meters is None else meters
+        self._listeners: tuple[SchedulerListener, ...] = (self.meters, *listeners)
         self._watermark_tokens = int(kv.num_blocks * WATERMARK) * kv.block_size
         self._waiting = policy.line
         self._deadlines = Deadlines()
@@ -95,6 +98,8 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence. Its longest possible form must fit the pool: see ``max_num_tokens``."""
         assert self._kv.fits(max_num_tokens(seq, self._max_model_len))
+        for listener in self._listeners:
+            listener.on_queued(seq)
         self._waiting.push(seq)
         self._deadlines.push(seq)
 
@@ -113,6 +118,7 @@ class Scheduler:
         seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
         seq.stop_reason = stop_reason
+        self._deadlines.discard(seq)
         if was_waiting:
             self._waiting.discard(seq)
         else:
@@ -126,7 +132,7 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Decide the next step. The plan is empty only when there is no work at all."""
         shape = self._policy.shape_step(self._running.values(), now)
-        draft = _StepDraft(shape.token_budget, now)
+        draft = _StepDraft(shape.token_budget, min(shape.max_starts, self._max_num_seqs - len(self._running)), now)
         for seq in shape.first:
             self._continue(seq, draft)
         for urgency, seq in shape.rest:
@@ -134,14 +140,11 @@ class Scheduler:
             self._continue(seq, draft)
         self._admit_waiting(draft, NO_LIMIT)
         self._step_id += 1
-        plan = StepPlan(
+        return StepPlan(
             step_id=self._step_id,
             scheduled=tuple(scheduled_chunk(seq, count) for seq, count in draft.chunks.values()),
             preempted_seq_ids=tuple(seq.seq_id for seq in draft.preempted),
         )
-        for listener in self._listeners:
-            listener.on_planned(plan, self._running, now)
-        return plan
 
     def _continue(self, seq: Sequence, draft: _StepDraft) -> None:
         if draft.budget <= 0 or seq.status is not SequenceStatus.RUNNING:
@@ -177,7 +180,7 @@ class Scheduler:
         if draft.preempted or draft.is_full:
             return
         held_back: list[Sequence] = []
-        while draft.budget > 0 and len(self._running) < self._max_num_seqs and len(held_back) < MAX_HELD_BACK:
+        while draft.budget > 0 and draft.max_starts > 0 and len(held_back) < MAX_HELD_BACK:
             seq = self._waiting.pop(urgency, draft.now)
             if seq is None:
                 break
@@ -205,6 +208,7 @@ class Scheduler:
         self._running[seq.seq_id] = seq
         for listener in self._listeners:
             listener.on_admitted(seq, draft.now)
+        draft.max_starts -= 1
         draft.give(seq, num_tokens)
         return True
 
@@ -279,13 +283,14 @@ class Scheduler:
 class _StepDraft:
     """A step while it is being decided: the budget left and who got how much of it.
 
-    ``is_full`` when somebody who waits could not start for lack of KV blocks.
+    ``max_starts`` more sequences may start. The step ``is_full`` when one could not for lack of KV blocks.
     """
 
-    __slots__ = ("budget", "chunks", "is_full", "now", "preempted")
+    __slots__ = ("budget", "chunks", "is_full", "max_starts", "now", "preempted")
 
-    def __init__(self, budget: int, now: float) -> None:
+    def __init__(self, budget: int, max_starts: int, now: float) -> None:
         self.budget = budget
+        self.max_starts = max_starts
         self.now = now
         self.is_full = False
         self.chunks: dict[int, tuple[Sequence, int]] = {}

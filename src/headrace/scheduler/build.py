@@ -1,0 +1,64 @@
+"""A scheduler from a policy's name: the one list of the policies there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from headrace.cache.kv_cache import KVCacheManager
+from headrace.scheduler.chunks import num_matchable_tokens
+from headrace.scheduler.cost_model import StepCostModel
+from headrace.scheduler.meters import SchedulingMeters
+from headrace.scheduler.policy import FcfsPolicy, PriorityPolicy, SchedulerListener, SchedulingPolicy
+from headrace.scheduler.scheduler import Scheduler
+from headrace.scheduler.slo import SloPolicy
+
+PolicyName = Literal["slo", "fcfs", "priority"]
+
+
+class BatchLimits(msgspec.Struct, frozen=True):
+    """Most sequences and tokens in a step, and most tokens in a sequence."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+def build_scheduler(
+    policy: PolicyName,
+    kv: KVCacheManager,
+    limits: BatchLimits,
+    costs: StepCostModel,
+    listeners: Sequence[SchedulerListener] = (),
+) -> Scheduler:
+    """A scheduler over ``kv`` that learns into ``costs``; ``listeners`` hear it after its policy."""
+    meters = SchedulingMeters(costs)
+    chosen, heard = _POLICIES[policy](kv, limits, meters)
+    return Scheduler(kv, chosen, limits.max_num_seqs, limits.max_model_len, meters, (*heard, *listeners))
+
+
+_Built = tuple[SchedulingPolicy, tuple[SchedulerListener, ...]]
+
+
+def _fcfs(kv: KVCacheManager, limits: BatchLimits, meters: SchedulingMeters) -> _Built:
+    return FcfsPolicy(limits.max_num_batched_tokens), ()
+
+
+def _priority(kv: KVCacheManager, limits: BatchLimits, meters: SchedulingMeters) -> _Built:
+    return PriorityPolicy(limits.max_num_batched_tokens), ()
+
+
+def _slo(kv: KVCacheManager, limits: BatchLimits, meters: SchedulingMeters) -> _Built:
+    policy = SloPolicy(
+        limits.max_num_batched_tokens, meters, lambda seq: kv.num_cached_tokens(seq, num_matchable_tokens(seq))
+    )
+    return policy, (policy,)
+
+
+_POLICIES: Final[dict[str, Callable[[KVCacheManager, BatchLimits, SchedulingMeters], _Built]]] = {
+    "slo": _slo,
+    "fcfs": _fcfs,
+    "priority": _priority,
+}

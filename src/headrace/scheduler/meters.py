@@ -1,0 +1,34 @@
+"""What is learned while a scheduler runs, whatever its policy: the cost of steps and each tenant's service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.core.sequence import Sequence
+from headrace.core.step import StepPlan, StepResult
+from headrace.scheduler.cost_model import StepCostModel, StepFeatures
+from headrace.scheduler.fairness import ServiceCounters
+from headrace.scheduler.policy import SchedulerListener
+
+
+class SchedulingMeters(SchedulerListener):
+    """Keeps the cost model and the service counters up to date."""
+
+    def __init__(self, costs: StepCostModel | None = None) -> None:
+        self.costs = StepCostModel() if costs is None else costs
+        self.counters = ServiceCounters()
+
+    def on_queued(self, seq: Sequence) -> None:
+        self.counters.enter(seq)
+
+    def on_admitted(self, seq: Sequence, now: float) -> None:
+        if seq.num_preemptions == 0:  # computing again after a preemption is not the tenant's doing
+            self.counters.charge_admission(seq)
+
+    def on_step(self, plan: StepPlan, result: StepResult, running: Mapping[int, Sequence], now: float) -> None:
+        self.costs.observe(StepFeatures.of(plan), result.elapsed_s)
+        self.counters.charge_step(plan, running)
+        self.counters.refresh(now)
+
+    def on_finished(self, seq: Sequence) -> None:
+        self.counters.leave(seq)

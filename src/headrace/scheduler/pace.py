@@ -1,0 +1,43 @@
+"""When a sequence's next token is due, and by when its work should therefore begin.
+
+Pure functions of a sequence: the targets of its request against what it has got so far. They do not know the
+queue, the batch or the machine.
+
+A token's due time is cumulative, ``first token + PACE * tpot * tokens so far``: a stream that runs ahead has
+credit, and a step may take as long as the least credit in it allows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from headrace.core.sequence import Sequence
+
+PACE: Final = 0.97
+"""Share of a TPOT target that is aimed at; the rest is margin."""
+
+NOMINAL_TTFT_S: Final = 30.0
+"""When a request without a TTFT target counts as due in the order of work; nobody waits behind newcomers for ever."""
+
+PRIORITY_STEP_S: Final = 1.0
+"""One step of ``Request.priority`` moves a request by so much in the order of work."""
+
+MAX_PRIORITY_STEPS: Final = 30
+
+
+def first_token_deadline(seq: Sequence) -> float:
+    """When the first token must be out for the target to be met; infinite without a target."""
+    request = seq.request
+    return request.arrival_time + request.service_level.ttft_s
+
+
+def next_token_due(seq: Sequence) -> float:
+    """When the next token should be out; for the order of work, so never infinite."""
+    request = seq.request
+    level = request.service_level
+    num_output = len(seq.token_ids) - seq.num_prompt_tokens
+    if num_output > 0 and level.tpot_s < math.inf:
+        return seq.first_token_time + PACE * level.tpot_s * num_output
+    steps = min(max(request.priority, -MAX_PRIORITY_STEPS), MAX_PRIORITY_STEPS)
+    return request.arrival_time + min(level.ttft_s, NOMINAL_TTFT_S) + steps * PRIORITY_STEP_S

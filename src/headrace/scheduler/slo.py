@@ -1,0 +1,184 @@
+"""The policy that keeps promises: steps as long as the streams can spare, the most urgent prompt first.
+
+Joins what the other modules know (pace, costs, counters, lanes, admission, output lengths) into the answers a
+``SchedulingPolicy`` gives. It does not know where blocks are or how a step is computed.
+
+Two rules do most of the work. *Credit*: a running stream may fall behind only as far as it is ahead of its
+pace, so the least credit in the batch says how long the next step may take, and the cost model how many prompt
+tokens fill that time. *Earliest start*: whoever must begin first goes first, running or waiting, so a long
+prompt with time to spare is interrupted by a short one without.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final
+
+from headrace.core.errors import HeadraceError
+from headrace.core.request import FinishReason
+from headrace.core.sequence import Sequence
+from headrace.core.step import StepPlan, StepResult
+from headrace.scheduler.admission import Admission, PrefillRate
+from headrace.scheduler.cost_model import StepCostModel
+from headrace.scheduler.meters import SchedulingMeters
+from headrace.scheduler.output_lengths import OutputLengths, OutputReserve
+from headrace.scheduler.pace import first_token_deadline, next_token_due
+from headrace.scheduler.policy import SchedulerListener, StepShape
+from headrace.scheduler.step_budget import FEASIBLE_TPOT, MAX_STEP_S, BatchLoad, StepBudget, batch_load
+from headrace.scheduler.waiting_lanes import WaitingLanes
+
+URGENT_S: Final = 0.05
+"""A prompt that must start within so much is computed even beside streams that are behind."""
+
+TARGETS_REMEMBERED_S: Final = 60.0
+"""How long after a request with targets steps are kept short for the next one."""
+
+CachedTokens = Callable[[Sequence], int]
+
+
+class SloPolicy(SchedulerListener):
+    """See ``SchedulingPolicy``; must also be among the scheduler's listeners.
+
+    ``num_cached_tokens`` says what the prefix cache holds of a sequence. Requests without targets are served in
+    order of arrival, within ``max_num_batched_tokens`` per step, as by ``FcfsPolicy``.
+    """
+
+    def __init__(self, max_num_batched_tokens: int, meters: SchedulingMeters, num_cached_tokens: CachedTokens) -> None:
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._costs = meters.costs
+        self._counters = meters.counters
+        self._rate = PrefillRate()
+        self._admission = Admission(meters.counters, self._rate)
+        self._placement = _Placement(meters.costs, num_cached_tokens, self._too_late)
+        self._line = WaitingLanes(meters.counters, self._placement)
+        self._lengths = OutputLengths()
+        self._reserve = OutputReserve(self._lengths)
+        self._chunks: list[tuple[float, Sequence]] = []
+        self._targets_until = -math.inf
+        self._budget = 0
+        self._steady_rate = 0.0
+
+    @property
+    def line(self) -> WaitingLanes:
+        return self._line
+
+    # -- answers ------------------------------------------------------------------------------------
+
+    def admit(self, seq: Sequence, now: float) -> None:
+        """See ``SchedulingPolicy.admit``. Costs O(waiting) for requests with targets."""
+        arrival = self._line.new_waiter(seq)
+        num_running = sum(
+            chunk.num_pending_tokens
+            for start, chunk in self._chunks
+            if start <= arrival.start and not chunk.is_finished
+        )
+        self._admission.check(arrival, self._line.waiters(), num_running, now)
+
+    def shape_step(self, running: Collection[Sequence], now: float) -> StepShape:
+        costs = self._costs.costs
+        load = batch_load(running, now, FEASIBLE_TPOT * costs.decodes_s(1, 0))
+        chunks = [(self._placement.latest_start(seq, seq.num_computed_tokens), seq) for seq in load.chunks]
+        chunks.sort(key=_start)
+        self._chunks = chunks
+        budget = StepBudget(costs, load, self._max_num_batched_tokens)
+        num_prefill = self._num_prefill_tokens(budget, load, now)
+        self._steady_rate = budget.steady_rate()
+        self._budget = len(load.streams) + num_prefill
+        return StepShape(self._budget, load.streams, chunks, budget.max_starts())
+
+    def victim(self, running: Iterable[Sequence], now: float) -> Sequence:
+        """Who can best afford it; never the first to have come while another runs, so that one always finishes."""
+        by_age = sorted(running, key=_age)
+        return max(by_age[1:] or by_age, key=lambda seq: self._affordability(seq, now))
+
+    def num_reserved_tokens(self, seq: Sequence, running: Collection[Sequence]) -> int:
+        reserve = self._reserve
+        return reserve.num_tokens(seq) + sum(reserve.num_tokens(other) for other in running)
+
+    def _num_prefill_tokens(self, budget: StepBudget, load: BatchLoad, now: float) -> int:
+        step_s = budget.step_s(has_targets=now < self._targets_until or load.tpot_s < math.inf)
+        start, context, num_tokens = self._first_prompt(now)
+        if not load.is_behind:
+            return budget.num_prefill_tokens(step_s, context)
+        if start < now + URGENT_S:
+            return min(num_tokens, budget.num_prefill_tokens(MAX_STEP_S, context))
+        return budget.num_prefill_tokens(0.0, context)
+
+    def _first_prompt(self, now: float) -> tuple[float, int, int]:
+        """Latest start, computed and pending tokens of the prompt that will be worked on first."""
+        waiter = self._line.most_urgent(now)
+        if self._chunks and (waiter is None or self._chunks[0][0] <= waiter.start):
+            start, seq = self._chunks[0]
+            return start, seq.num_computed_tokens, seq.num_pending_tokens
+        if waiter is not None:
+            return waiter.start, waiter.num_cached, waiter.num_uncached
+        return math.inf, 0, 0
+
+    def _affordability(self, seq: Sequence, now: float) -> tuple[bool, float, float, int]:
+        """Keeps its promise all the same, then the loosest tier, then the most slack, then the least to restore."""
+        slack_s = self._placement.latest_start(seq, seq.num_shared_blocks) - now
+        num_private = len(seq.block_table) - seq.num_shared_blocks
+        return (slack_s >= 0, seq.request.service_level.tpot_s, slack_s, -num_private)
+
+    def _too_late(self, seq: Sequence) -> HeadraceError:
+        return self._admission.too_late(seq, sum(waiter.num_uncached for waiter in self._line.waiters()))
+
+    # -- what happened -------------------------------------------------------------------------------
+
+    def on_queued(self, seq: Sequence) -> None:
+        if seq.request.service_level.has_targets:
+            self._targets_until = seq.request.arrival_time + TARGETS_REMEMBERED_S
+
+    def on_admitted(self, seq: Sequence, now: float) -> None:
+        self._line.forget(seq)
+
+    def on_step(self, plan: StepPlan, result: StepResult, running: Mapping[int, Sequence], now: float) -> None:
+        self._reserve.on_step()
+        if not self._costs.is_known:
+            return
+        num_tokens = plan.num_tokens
+        num_new = num_tokens - sum(len(item.token_ids) == 1 for item in plan.scheduled)
+        is_full = num_new > 0 and num_tokens >= self._budget
+        self._rate.observe(num_new / result.elapsed_s if is_full and result.elapsed_s > 0 else self._steady_rate)
+
+    def on_preempted(self, seq: Sequence, now: float) -> None:
+        self._reserve.on_preempted()
+
+    def on_finished(self, seq: Sequence) -> None:
+        self._line.forget(seq)
+        if seq.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._lengths.observe(seq)
+
+
+class _Placement:
+    """Moments by which work should begin, from pace and costs; see ``waiting_lanes.Placement``.
+
+    Until the costs are known, work is taken to need no time: nobody is refused on a guess.
+    """
+
+    def __init__(
+        self, costs: StepCostModel, num_cached_tokens: CachedTokens, too_late: Callable[[Sequence], HeadraceError]
+    ) -> None:
+        self._costs = costs
+        self.num_cached_tokens = num_cached_tokens
+        self.too_late = too_late
+
+    def latest_start(self, seq: Sequence, num_cached: int) -> float:
+        return next_token_due(seq) - self._work_s(seq, num_cached)
+
+    def cutoff(self, seq: Sequence, num_cached: int) -> float:
+        if seq.num_preemptions > 0:
+            return math.inf  # whoever has started is not sent away
+        return first_token_deadline(seq) - self._work_s(seq, num_cached)
+
+    def _work_s(self, seq: Sequence, num_cached: int) -> float:
+        return self._costs.costs.prefill_s(num_cached, len(seq.token_ids)) if self._costs.is_known else 0.0
+
+
+def _start(chunk: tuple[float, Sequence]) -> float:
+    return chunk[0]
+
+
+def _age(seq: Sequence) -> tuple[float, int]:
+    return (seq.request.arrival_time, seq.seq_id)
