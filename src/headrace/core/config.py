@@ -105,8 +105,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["slo", "fcfs", "priority"],
         _meta(
             "scheduler",
-            "who goes first: slo keeps the targets of requests and is fair between tenants, fcfs goes by arrival, "
-            "priority by priority (lower first) then arrival",
+            "who goes first: slo by targets and fair shares, fcfs by arrival, priority by priority (lower first)",
         ),
     ] = "fcfs"
     max_num_queued_reqs: Annotated[
