@@ -34,7 +34,7 @@ from headrace.core.config import DEFAULT_MODEL, EngineConfig
 from headrace.core.progress import NullProgress
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
-from headrace.core.step import StepPlan, StepResult, TokenMask
+from headrace.core.step import PendingMask, StepPlan, StepResult
 from headrace.engine.detokenizer import ByteDetokenizer
 from headrace.engine.engine import Engine
 from headrace.engine.factory import build_engine, num_threads
@@ -84,7 +84,7 @@ class FakeExecutor:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
 
-    def execute(self, plan: StepPlan, token_mask: TokenMask | None) -> StepResult:
+    def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         started = time.perf_counter()
         tokens = [97 + item.end % 26 for item in plan.scheduled if item.sample is not None]
         return StepResult(sampled_token_ids=tokens, elapsed_s=time.perf_counter() - started)

@@ -10,7 +10,7 @@ import numpy as np
 from headrace.core.request import Request, TokenLogprobs
 from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import DEFAULT_CLASS, NO_TARGETS, ServiceLevel
-from headrace.core.step import StepPlan, StepResult, TokenMask
+from headrace.core.step import PendingMask, StepPlan, StepResult
 
 
 class ManualClock:
@@ -61,7 +61,7 @@ class ContentExecutor:
     def __post_init__(self) -> None:
         self._slots = np.full((self.num_blocks, self.block_size), -1, dtype=np.int64)
 
-    def execute(self, plan: StepPlan, token_mask: TokenMask | None) -> StepResult:
+    def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         self.plans.append(plan)
         for item in plan.scheduled:
             for position, token_id in enumerate(item.token_ids, item.start):

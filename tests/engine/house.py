@@ -6,6 +6,7 @@ from headrace.cache.kv_cache import KVCacheManager
 from headrace.core.client import EngineInfo
 from headrace.core.request import RequestOutput
 from headrace.core.sampling import SamplingParams
+from headrace.engine.constraints import GrammarSource, NoGrammars
 from headrace.engine.detokenizer import ByteDetokenizer
 from headrace.engine.engine import Engine
 from headrace.engine.stop_matcher import StopStrings
@@ -21,6 +22,8 @@ TOKEN_BYTES = [b"", *(bytes([ord("A") + i]) for i in range(VOCAB_SIZE - 1))]
 
 class ByteTexts:
     """Token ``i`` is the character ``chr(64 + i)``; the end-of-sequence token has no text."""
+
+    grammars: GrammarSource = NoGrammars()
 
     def text_streams(self, sampling: SamplingParams) -> list[TextStream]:
         stops = StopStrings(sampling.stop)
@@ -45,6 +48,7 @@ class House:
         max_model_len: int = 100,
         max_num_seqs: int = 8,
         executor: ContentExecutor | None = None,
+        texts: ByteTexts | None = None,
     ) -> None:
         self.kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=True)
         self.executor = ContentExecutor(num_blocks, block_size, VOCAB_SIZE) if executor is None else executor
@@ -54,7 +58,7 @@ class House:
             self.scheduler,
             self.kv,
             self.executor,
-            ByteTexts(),
+            ByteTexts() if texts is None else texts,
             self.clock,
             EngineInfo(
                 model="fake",

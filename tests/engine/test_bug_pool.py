@@ -14,7 +14,7 @@ from headrace.core.client import StepStats
 from headrace.core.errors import EngineDead, InvalidRequest, Overloaded
 from headrace.core.request import FinishReason, RequestOutput
 from headrace.core.sequence import Sequence, SequenceStatus
-from headrace.core.step import StepPlan, StepResult, TokenMask
+from headrace.core.step import PendingMask, StepPlan, StepResult
 from headrace.engine.loop import EngineLoop
 from tests.engine.conditions import PATIENCE_S
 from tests.engine.house import EOS, VOCAB_SIZE, House, joined
@@ -27,7 +27,7 @@ class WatchedExecutor(ContentExecutor):
 
     watch: Callable[[], None] = field(default=lambda: None)
 
-    def execute(self, plan: StepPlan, token_mask: TokenMask | None) -> StepResult:
+    def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         self.watch()
         return super().execute(plan, token_mask)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from headrace.cache.kv_cache import KVCacheManager
 from headrace.core.client import EngineInfo
 from headrace.core.clock import WallClock
+from headrace.engine.constraints import NoGrammars
 from headrace.engine.detokenizer import ByteDetokenizer
 from headrace.engine.engine import Engine
 from headrace.engine.factory import TokenizerTexts
@@ -74,7 +75,7 @@ class House:
         self.kv = KVCacheManager(num_blocks, INFO.block_size, enable_prefix_caching=True)
         self.executor = ContentExecutor(num_blocks, INFO.block_size, VOCAB_SIZE)
         scheduler = Scheduler(self.kv, FcfsPolicy(INFO.max_num_batched_tokens), INFO.max_num_seqs, MAX_MODEL_LEN)
-        texts = TokenizerTexts(CharTokenizer())  # type: ignore[arg-type]
+        texts = TokenizerTexts(CharTokenizer(), NoGrammars())  # type: ignore[arg-type]
         self.engine = Engine(scheduler, self.kv, self.executor, texts, WallClock(), INFO)
         self.loaded = LoadedModel(self.engine, CharTokenizer(), RoleChat())
 

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.sampling import SamplingParams
-from headrace.core.step import StepPlan, StepResult, TokenMask
+from headrace.core.step import PendingMask, StepPlan, StepResult
 from headrace.llm.async_llm import AsyncLLM
 from headrace.llm.outputs import GenerationOutput
 from tests.fakes import ContentExecutor
@@ -62,7 +62,7 @@ class GatedExecutor(ContentExecutor):
 
     gate = threading.Event()
 
-    def execute(self, plan: StepPlan, token_mask: TokenMask | None) -> StepResult:
+    def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         if len(self.plans) == 2:
             assert self.gate.wait(30)
         return super().execute(plan, token_mask)

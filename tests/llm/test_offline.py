@@ -9,7 +9,7 @@ import pytest
 
 from headrace.core.errors import ConfigError, InvalidRequest, RequestFailed
 from headrace.core.sampling import SamplingParams
-from headrace.core.step import StepPlan, StepResult, TokenMask
+from headrace.core.step import PendingMask, StepPlan, StepResult
 from headrace.llm.offline import LLM
 from headrace.llm.outputs import GenerationOutput
 from tests.fakes import ContentExecutor
@@ -32,7 +32,7 @@ class InterruptingExecutor(ContentExecutor):
     at_plan = 3
     times = 1
 
-    def execute(self, plan: StepPlan, token_mask: TokenMask | None) -> StepResult:
+    def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         if len(self.plans) + 1 == self.at_plan:
             for _ in range(self.times):
                 os.kill(os.getpid(), signal.SIGINT)

@@ -13,8 +13,9 @@ from headrace.core.client import EngineInfo
 from headrace.core.clock import WallClock
 from headrace.core.config import EngineConfig
 from headrace.core.progress import NullProgress
-from headrace.core.step import Executor, StepPlan, StepResult, TokenMask
+from headrace.core.step import Executor, PendingMask, StepPlan, StepResult
 from headrace.engine.chat_prompt import load_chat_encoder
+from headrace.engine.constraints import NoGrammars
 from headrace.engine.engine import Engine
 from headrace.engine.factory import TokenizerTexts, build_engine
 from headrace.engine.inprocess import InProcessClient
@@ -61,7 +62,7 @@ class GatedExecutor(ContentExecutor):
     def allow(self, num_steps: int) -> None:
         self._permits.release(num_steps)
 
-    def execute(self, plan: StepPlan, token_mask: TokenMask | None) -> StepResult:
+    def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         is_allowed = self._permits.acquire(timeout=PATIENCE_S)
         assert is_allowed
         return super().execute(plan, token_mask)
@@ -89,7 +90,9 @@ def executor_backend(
         max_num_queued_reqs=max_num_queued_reqs,
     )
     scheduler = Scheduler(kv, FcfsPolicy(64), max_num_seqs, MAX_MODEL_LEN)
-    return _backend(Engine(scheduler, kv, executor, TokenizerTexts(tokenizer), WallClock(), info), tokenizer)
+    return _backend(
+        Engine(scheduler, kv, executor, TokenizerTexts(tokenizer, NoGrammars()), WallClock(), info), tokenizer
+    )
 
 
 def _backend(engine: Engine, tokenizer: Tokenizer) -> Backend:

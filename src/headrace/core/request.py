@@ -10,7 +10,8 @@ import enum
 
 import msgspec
 
-from headrace.core.errors import HeadraceError, Overloaded
+from headrace.core.constraint import Constraint
+from headrace.core.errors import HeadraceError, InvalidRequest, Overloaded
 from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import DEFAULT_CLASS, NO_TARGETS, ServiceLevel
 
@@ -18,15 +19,19 @@ from headrace.core.service_level import DEFAULT_CLASS, NO_TARGETS, ServiceLevel
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One generation request, tokenized and validated.
 
-    ``seed`` is always set (drawn by the front end when the caller gave none): with it, a request is a
-    pure function of its fields and the model. ``cache_salt`` separates the prefix cache: only requests
-    with the same salt may share KV blocks. ``priority`` is vLLM's: lower values are served first.
-    ``bad_word_token_ids`` are the tokenized forms of ``sampling.bad_words``. ``arrival_time`` is in
-    seconds on the machine's monotonic clock.
+        ``seed`` is always set (drawn by the front end when the caller gave none): with it, a request is a
+        pure function of its fields and the model. ``cache_salt`` separates the prefix cache: only requests
+        with the same salt may share KV blocks. ``priority`` is vLLM's: lower values are served first.
+        ``bad_word_token_ids`` are the tokenized forms of ``sampling.bad_words``. ``arrival_time`` is in
+    <<<<<<< HEAD
+        seconds on the machine's monotonic clock.
 
-    ``service_level`` holds the targets this request is held to, ``service_class`` the name they are reported
-    under. ``tenant`` is whose share of the machine it uses and ``weight`` how large that share is, relative to
-    other tenants'.
+        ``service_level`` holds the targets this request is held to, ``service_class`` the name they are reported
+        under. ``tenant`` is whose share of the machine it uses and ``weight`` how large that share is, relative to
+        other tenants'.
+    =======
+        seconds on the machine's monotonic clock. ``constraint`` is the form that every output must have.
+    >>>>>>> aab70aa (wip)
     """
 
     request_id: str
@@ -41,6 +46,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     service_class: str = DEFAULT_CLASS
     tenant: str = ""
     weight: float = 1.0
+    constraint: Constraint | None = None
 
 
 class FinishReason(enum.Enum):
@@ -85,17 +91,22 @@ class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OutputError(msgspec.Struct, frozen=True, array_like=True):
-    """Why a sequence ended with ``FinishReason.ERROR``: the error class's name, its message, when to try again."""
+    """Why a sequence ended with ``FinishReason.ERROR``: the error class's name, its message, when to try again.
+
+    ``param`` is the field at fault of an ``InvalidRequest``.
+    """
 
     kind: str
     message: str
     retry_after_s: float = 0.0
+    param: str | None = None
 
     @classmethod
     def of(cls, error: HeadraceError) -> OutputError:
         """What to send of an error that ends a sequence."""
         retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else 0.0
-        return cls(type(error).__name__, error.message, retry_after_s)
+        param = error.param if isinstance(error, InvalidRequest) else None
+        return cls(type(error).__name__, error.message, retry_after_s, param)
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from headrace.core.constraint import StructuredOutputsParams
 from headrace.core.errors import InvalidRequest
 
 MAX_N = 16
@@ -32,7 +33,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``max_tokens=None`` means "up to the end of the context". ``seed=None`` lets the engine's front end
     draw one, so that a request is reproducible after a restart even when the caller did not care.
     ``logprobs`` and ``prompt_logprobs`` are the number of alternatives to report besides the chosen
-    token; ``0`` reports the chosen token alone and ``None`` reports nothing.
+    token; ``0`` reports the chosen token alone and ``None`` reports nothing. ``structured_outputs`` says what
+    form the output must have.
 
     Raises ``InvalidRequest`` naming the field, the value and the limit.
     """
@@ -58,6 +60,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self._canonicalise()

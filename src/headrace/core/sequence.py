@@ -141,6 +141,12 @@ class Sequence:
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
 
+    def finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:
+        """Mark it as ended; whoever holds blocks for it frees them."""
+        self.status = SequenceStatus.FINISHED
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+
     def __repr__(self) -> str:
         return (
             f"Sequence({self.seq_id}, {self.request.request_id}#{self.index}, {self.status.value}, "

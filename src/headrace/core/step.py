@@ -136,6 +136,14 @@ TokenMask = NDArray[np.int32]
 ``t // 32`` says whether token ``t`` may be chosen; rows in plan order. The seam for constrained decoding."""
 
 
+class PendingMask(Protocol):
+    """A step's token mask while it is still being computed, beside the forward pass that it is for."""
+
+    def wait(self) -> TokenMask:
+        """The finished mask; called once, between the forward pass and sampling."""
+        ...
+
+
 class Executor(Protocol):
     """Runs plans on some hardware. Not thread-safe; owned by one engine thread."""
 
@@ -144,6 +152,6 @@ class Executor(Protocol):
         """How many KV blocks this executor has memory for; ids are ``[0, num_blocks)``."""
         ...
 
-    def execute(self, plan: StepPlan, token_mask: TokenMask | None) -> StepResult: ...
+    def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult: ...
 
     def close(self) -> None: ...

@@ -22,13 +22,12 @@ from headrace.core.request import (
     OutputError,
     Request,
     RequestOutput,
-    RequestTimes,
-    TokenLogprobs,
-    Usage,
 )
 from headrace.core.sampling import SamplingParams
 from headrace.core.sequence import Sequence
 from headrace.core.step import Executor, StepPlan
+from headrace.engine.constraints import Constraints, GrammarSource
+from headrace.engine.sequence_outputs import News, delta_output, last_output
 from headrace.engine.text_stream import TextStream
 from headrace.scheduler.scheduler import Scheduler, SequenceUpdate, max_num_tokens
 
@@ -37,12 +36,18 @@ logger = logging.getLogger(__name__)
 MAX_CONSECUTIVE_FAILED_STEPS = 3
 """A failed step fails its requests; this many in a row mean the executor itself is broken."""
 
+GRAMMAR_WAIT_S = 0.005
+"""How long a step that has nothing to compute waits for a grammar before it looks at the inbox again."""
+
 CHECK_INTERVAL_S = 10.0
 """How often at most an idle engine checks its books: on a large pool that takes tens of milliseconds."""
 
 
 class TextSource(Protocol):
     """Makes the text side of a request; a tokenizer behind it, or a fake."""
+
+    @property
+    def grammars(self) -> GrammarSource: ...
 
     def text_streams(self, sampling: SamplingParams) -> list[TextStream]:
         """Return one stream for each of the ``n`` sequences."""
@@ -80,6 +85,7 @@ class Engine:
         self._texts = texts
         self._clock = clock
         self._eos_token_ids = frozenset(info.eos_token_ids)
+        self._constraints = Constraints(texts.grammars, self._eos_token_ids)
         self._live: dict[int, _Live] = {}
         self._seq_ids: dict[str, list[int]] = {}
         self._next_seq_id = 0
@@ -91,7 +97,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has something to compute or to report."""
-        return self._scheduler.has_work or bool(self._ended)
+        return self._scheduler.has_work or bool(self._ended) or self._constraints.num_waiting > 0
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -106,28 +112,34 @@ class Engine:
         ]
         self._check_fits(sequences[0])
         self._scheduler.admit(sequences[0], self._clock.now())
+        if request.constraint is not None:
+            self._constraints.begin(request, sequences)
         self._next_seq_id += len(sequences)
         self._seq_ids[request.request_id] = [seq.seq_id for seq in sequences]
         for seq, text in zip(sequences, self._texts.text_streams(request.sampling), strict=True):
             self._live[seq.seq_id] = _Live(seq, text)
-            self._scheduler.add(seq)
+            if request.constraint is None:
+                self._scheduler.add(seq)
 
     def abort(self, request_id: str) -> None:
         """End a request and free what it holds at once; unknown and finished ids are ignored."""
         for seq_id in list(self._seq_ids.get(request_id, ())):
             live = self._live[seq_id]
-            self._scheduler.finish(live.seq, FinishReason.ABORT)
-            self._ended.append(self._last_output(live, text=live.text.finish()))
+            self._end(live.seq, FinishReason.ABORT)
+            self._ended.append(self._last_output(live, News(live.text.finish())))
 
     def step(self) -> list[RequestOutput]:
         """Run one step and report what changed, in plan order; aborted and overdue requests come first."""
         outputs, self._ended = self._ended, []
         now = self._clock.now()
+        outputs.extend(self._admit_constrained())
         outputs.extend(self._overdue_output(seq, error) for seq, error in self._scheduler.end_overdue(now))
         plan = self._scheduler.schedule(now)
         self._last_step = (0, 0, 0.0)
         if plan.scheduled:
             outputs.extend(self._output(update) for update in self._execute(plan))
+        elif not outputs and self._constraints.num_waiting:
+            self._constraints.wait(GRAMMAR_WAIT_S)
         if not self._scheduler.has_work:
             self._check_conservation(self._clock.now())
         return outputs
@@ -137,7 +149,7 @@ class Engine:
         num_tokens, num_samples, elapsed_s = self._last_step
         return StepStats(
             num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
+            num_waiting=self._scheduler.num_waiting + self._constraints.num_waiting,
             num_blocks=kv.num_blocks,
             num_free_blocks=kv.num_free_blocks,
             num_cached_blocks=kv.num_evictable_blocks,
@@ -151,6 +163,7 @@ class Engine:
         )
 
     def close(self) -> None:
+        self._constraints.close()
         self._executor.close()
 
     def _check_fits(self, seq: Sequence) -> None:
@@ -163,10 +176,31 @@ class Engine:
                 "max_tokens",
             )
 
+    def _admit_constrained(self) -> Iterable[RequestOutput]:
+        """Queue the sequences whose grammar is compiled; the outputs are of those that have none."""
+        for settled in self._constraints.take_settled():
+            if settled.error is None:
+                for seq in settled.sequences:
+                    self._scheduler.add(seq)
+            else:
+                yield from self._refused(settled.sequences, settled.error)
+
+    def _refused(self, sequences: Iterable[Sequence], error: HeadraceError) -> Iterable[RequestOutput]:
+        for seq in sequences:
+            seq.finish(FinishReason.ERROR)
+            yield self._last_output(self._live[seq.seq_id], News(error=OutputError.of(error)))
+
+    def _end(self, seq: Sequence, reason: FinishReason) -> None:
+        """End a sequence wherever it is; one that still waits for its grammar is unknown to the scheduler."""
+        if self._constraints.is_waiting(seq):
+            seq.finish(reason)
+        else:
+            self._scheduler.finish(seq, reason)
+
     def _execute(self, plan: StepPlan) -> Iterable[SequenceUpdate]:
         """Compute a plan. A step that fails costs its own requests; repeated failure is fatal."""
         try:
-            result = self._executor.execute(plan, None)
+            result = self._executor.execute(plan, self._constraints.start_mask(plan))
         except Exception as error:
             self._num_failed_steps += 1
             logger.exception("step %d failed in the executor; %d sequences end", plan.step_id, len(plan.scheduled))
@@ -181,15 +215,20 @@ class Engine:
     def _output(self, update: SequenceUpdate) -> RequestOutput:
         live = self._live[update.seq.seq_id]
         if update.error is not None:
-            return self._last_output(live, error=OutputError("RequestFailed", update.error))
-        text = "" if update.token_id is None else self._push_text(live, update.token_id)
+            return self._last_output(live, News(error=OutputError("RequestFailed", update.error)))
+        text = ""
+        if update.token_id is not None:
+            text = self._push_text(live, update.token_id)
+            failure = self._follow_grammar(live.seq, update.token_id)
+            if failure:
+                return self._last_output(live, News(error=OutputError("RequestFailed", failure)))
         if live.seq.is_finished:
-            return self._last_output(live, text=text + live.text.finish(), update=update)
-        return self._delta(live, text, update)
+            return self._last_output(live, News(text + live.text.finish(), update))
+        return delta_output(live.seq, News(text, update))
 
     def _overdue_output(self, seq: Sequence, error: HeadraceError) -> RequestOutput:
         live = self._live[seq.seq_id]
-        return self._last_output(live, text=live.text.finish(), error=OutputError.of(error))
+        return self._last_output(live, News(live.text.finish(), error=OutputError.of(error)))
 
     def _push_text(self, live: _Live, token_id: int) -> str:
         """Text that became safe with ``token_id``; a stop string in it ends the sequence."""
@@ -204,50 +243,28 @@ class Engine:
             seq.finish_reason, seq.stop_reason = FinishReason.STOP, delta.stop
         return delta.text
 
-    def _delta(self, live: _Live, text: str, update: SequenceUpdate) -> RequestOutput:
-        seq = live.seq
-        return RequestOutput(
-            request_id=seq.request.request_id,
-            index=seq.index,
-            text=text,
-            token_ids=_token_ids(update),
-            logprobs=_logprobs(update),
-            prompt_logprobs=update.prompt_logprobs,
-            usage=_usage(seq),
-        )
+    def _follow_grammar(self, seq: Sequence, token_id: int) -> str:
+        """Move a sequence's grammar by its new token, and end the sequence where the grammar does.
 
-    def _last_output(
-        self,
-        live: _Live,
-        text: str = "",
-        update: SequenceUpdate | None = None,
-        error: OutputError | None = None,
-    ) -> RequestOutput:
+        The answer is why the grammar cannot be followed any further, if it cannot.
+        """
+        if seq.is_finished:
+            return ""
+        progress = self._constraints.advance(seq, token_id)
+        if progress.failure:
+            self._scheduler.finish(seq, FinishReason.ERROR)
+        elif progress.must_end:
+            self._scheduler.finish(seq, FinishReason.STOP)
+        return progress.failure
+
+    def _last_output(self, live: _Live, news: News) -> RequestOutput:
         """Report a finished sequence and forget it."""
-        seq = live.seq
-        self._forget(seq)
-        return RequestOutput(
-            request_id=seq.request.request_id,
-            index=seq.index,
-            text=text,
-            token_ids=_token_ids(update),
-            logprobs=_logprobs(update),
-            prompt_logprobs=() if update is None else update.prompt_logprobs,
-            usage=_usage(seq),
-            finish_reason=seq.finish_reason,
-            stop_reason=seq.stop_reason,
-            times=RequestTimes(
-                arrival=seq.request.arrival_time,
-                first_scheduled=seq.first_scheduled_time,
-                first_token=seq.first_token_time,
-                finished=self._clock.now(),
-                num_preemptions=seq.num_preemptions,
-            ),
-            error=error,
-        )
+        self._forget(live.seq)
+        return last_output(live.seq, news, self._clock.now())
 
     def _forget(self, seq: Sequence) -> None:
         del self._live[seq.seq_id]
+        self._constraints.forget(seq)
         siblings = self._seq_ids[seq.request.request_id]
         siblings.remove(seq.seq_id)
         if not siblings:
@@ -263,15 +280,3 @@ class Engine:
             logger.error("KV blocks lost or shared while idle: %s", "; ".join(violations))
             for repair in self._kv.heal([]):
                 logger.error("KV cache repaired: %s", repair)
-
-
-def _token_ids(update: SequenceUpdate | None) -> tuple[int, ...]:
-    return () if update is None or update.token_id is None else (update.token_id,)
-
-
-def _logprobs(update: SequenceUpdate | None) -> tuple[TokenLogprobs, ...]:
-    return () if update is None or update.logprobs is None else (update.logprobs,)
-
-
-def _usage(seq: Sequence) -> Usage:
-    return Usage(seq.num_prompt_tokens, seq.num_cached_tokens, seq.num_output_tokens)

@@ -28,7 +28,9 @@ from headrace.core.model_config import ModelConfig
 from headrace.core.progress import Progress
 from headrace.core.sampling import SamplingParams
 from headrace.core.step import Executor
+from headrace.engine.constraints import GrammarSource
 from headrace.engine.engine import Engine
+from headrace.engine.grammars import TokenizerGrammars
 from headrace.engine.limits import Limits, resolve_limits, wanted_len
 from headrace.engine.stop_matcher import StopStrings
 from headrace.engine.text_stream import TextStream
@@ -43,10 +45,11 @@ logger = logging.getLogger(__name__)
 
 
 class TokenizerTexts:
-    """Makes the text side of sequences from a tokenizer."""
+    """Makes the text side of sequences from a tokenizer, their grammars included."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, grammars: GrammarSource) -> None:
         self._tokenizer = tokenizer
+        self.grammars = grammars
 
     def text_streams(self, sampling: SamplingParams) -> list[TextStream]:
         stops = StopStrings(sampling.stop)  # compiled once for all sequences of the request
@@ -91,7 +94,8 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     batch = BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, limits.max_model_len)
     scheduler = build_scheduler(config.scheduling_policy, kv, batch, StepCostModel())
     info = _info(config, model, backend, tokenizer, stages.times_s)
-    return Engine(scheduler, kv, backend.executor, TokenizerTexts(tokenizer), WallClock(), info)
+    grammars = TokenizerGrammars(tokenizer, model.vocab_size, info.eos_token_ids, _mask_threads(config))
+    return Engine(scheduler, kv, backend.executor, TokenizerTexts(tokenizer, grammars), WallClock(), info)
 
 
 def _load_tokenizer(path: Path, config: EngineConfig, stages: _Stages) -> Tokenizer:
@@ -115,6 +119,11 @@ class _Backend:
 def num_threads(config: EngineConfig) -> int:
     """CPU threads to compute with: the setting, else the cores this process may use."""
     return config.threads or len(os.sched_getaffinity(0))
+
+
+def _mask_threads(config: EngineConfig) -> int:
+    """Threads that fill token masks while the others compute; masks are short work, so one goes a long way."""
+    return max(1, min(4, num_threads(config) // 4))
 
 
 def _build_native(config: EngineConfig, source: _Source, model: ModelConfig, progress: Progress) -> _Backend:

@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from headrace.core.client import EngineInfo, StepStats
-from headrace.core.errors import EngineDead, HeadraceError, Overloaded
+from headrace.core.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded
 from headrace.core.request import FinishReason, Request, RequestOutput, RequestTimes
 from headrace.engine.metric_families import MetricFamilies
 from headrace.engine.metrics_compat import VllmNames
@@ -198,7 +198,8 @@ class RequestMeter:
         if reason is FinishReason.ABORT:
             families.aborted.inc()
         elif reason is FinishReason.ERROR:
-            families.failed.inc()
+            is_refusal = output.error is not None and output.error.kind == InvalidRequest.__name__
+            (families.rejected.labels("invalid_request") if is_refusal else families.failed).inc()
         elif reason is not None:
             self._success[reason].inc()
             families.e2e.observe(now - self._request.arrival_time)

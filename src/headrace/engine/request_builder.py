@@ -57,17 +57,19 @@ class RequestBuilder:
         """
         self._check_prompt(prompt_token_ids)
         sampling.check_token_ids(self.vocab_size)
+        constraint = None if sampling.structured_outputs is None else sampling.structured_outputs.constraint()
         _check_cache_salt(cache_salt)
         _check_priority(priority)
         return Request(
             request_id=request_id,
             prompt_token_ids=list(prompt_token_ids),
-            sampling=self._with_max_tokens(sampling, len(prompt_token_ids)),
+            sampling=self._with_max_tokens(_without_form(sampling), len(prompt_token_ids)),
             seed=self._seed(sampling),
             arrival_time=arrival_time,
             priority=priority,
             cache_salt=cache_salt,
             bad_word_token_ids=self._bad_word_token_ids(sampling.bad_words),
+            constraint=constraint,
         )
 
     def _check_prompt(self, token_ids: Sequence[int]) -> None:
@@ -129,6 +131,13 @@ class RequestBuilder:
                     raise InvalidRequest(f"the bad word {word!r} has no tokens; leave it out", "bad_words")
                 rows[row] = None
         return tuple(rows)
+
+
+def _without_form(sampling: SamplingParams) -> SamplingParams:
+    """``sampling`` without its structured outputs, which travel as the request's constraint."""
+    if sampling.structured_outputs is None:
+        return sampling
+    return msgspec.structs.replace(sampling, structured_outputs=None)
 
 
 def _check_cache_salt(cache_salt: str) -> None:

@@ -72,6 +72,11 @@ class Tokenizer:
         ]
 
     @property
+    def has_token_bytes(self) -> bool:
+        """Whether ``token_bytes`` is exact: tokens are byte strings, and a text is its tokens' bytes."""
+        return self._decoder is not None
+
+    @property
     def chat_template(self) -> str | None:
         """The template of a plain chat; ``None`` for a base model."""
         return self.chat_templates.get(DEFAULT_TEMPLATE)

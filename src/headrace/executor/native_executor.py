@@ -16,7 +16,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.forward_batch import ForwardBatch
 from headrace.core.model_config import ModelConfig
 from headrace.core.request import TokenLogprobs
-from headrace.core.step import StepPlan, StepResult, TokenMask
+from headrace.core.step import PendingMask, StepPlan, StepResult
 from headrace.executor.native_weights import WeightChoice
 from headrace.native.operations import BLOCK_SIZE_STEP, KvFormat
 from headrace.native.program import NativeProgram, NativeRuntime, RuntimeSizes
@@ -82,7 +82,7 @@ class NativeExecutor:
     def num_blocks(self) -> int:
         return self._runtime.num_blocks
 
-    def execute(self, plan: StepPlan, token_mask: TokenMask | None) -> StepResult:
+    def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         started = time.perf_counter()
         batch = ForwardBatch.from_plan(plan, self._block_size)
         failed = self._fail_unusable(plan, batch, self._runtime.forward(batch))
@@ -91,7 +91,8 @@ class NativeExecutor:
         prompt_logprobs = self._prompt_logprobs(plan, batch, failed)
         if not specs:
             return StepResult([], time.perf_counter() - started, prompt_logprobs=prompt_logprobs, failed=failed)
-        sampled = self._sampler.sample(self._runtime.logits(batch.logit_rows), specs, token_mask)
+        logits = self._runtime.logits(batch.logit_rows)
+        sampled = self._sampler.sample(logits, specs, None if token_mask is None else token_mask.wait())
         failed = {seq_ids[row]: message for row, message in sampled.failed.items()} | failed
         return StepResult(
             sampled_token_ids=[

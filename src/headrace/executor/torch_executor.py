@@ -20,7 +20,7 @@ from headrace.core.forward_batch import ForwardBatch
 from headrace.core.model_config import ModelConfig
 from headrace.core.request import TokenLogprobs
 from headrace.core.sampled_tokens import NO_TOKEN, SampledTokens
-from headrace.core.step import StepPlan, StepResult, TokenMask
+from headrace.core.step import PendingMask, StepPlan, StepResult
 from headrace.model.kv_memory import PagedKVMemory
 from headrace.model.logprobs import MAX_ROWS_AT_ONCE, token_logprobs
 from headrace.model.sampler import Sampler
@@ -106,7 +106,7 @@ class TorchExecutor:
     def num_blocks(self) -> int:
         return self._kv.num_blocks
 
-    def execute(self, plan: StepPlan, token_mask: TokenMask | None) -> StepResult:
+    def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         """Run one step. Raises whatever torch raises (out of memory, say): the whole step has failed then."""
         started = time.perf_counter()
         batch = TorchBatch.from_forward_batch(ForwardBatch.from_plan(plan, self._kv.block_size), self._device)
@@ -120,11 +120,14 @@ class TorchExecutor:
     def close(self) -> None:
         """Nothing to do: tensors are freed with the executor."""
 
-    def _sample(self, plan: StepPlan, batch: TorchBatch, hidden: Tensor, token_mask: TokenMask | None) -> SampledTokens:
+    def _sample(
+        self, plan: StepPlan, batch: TorchBatch, hidden: Tensor, token_mask: PendingMask | None
+    ) -> SampledTokens:
         specs = [item.sample for item in plan.scheduled if item.sample is not None]
         if not specs:
             return SampledTokens([])
-        return self._sampler.sample(self._model.logits(hidden[batch.logit_rows]), specs, token_mask)
+        mask = None if token_mask is None else token_mask.wait()
+        return self._sampler.sample(self._model.logits(hidden[batch.logit_rows]), specs, mask)
 
     def _prompt_logprobs(
         self, plan: StepPlan, batch: TorchBatch, hidden: Tensor, failed: dict[int, str]

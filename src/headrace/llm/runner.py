@@ -65,13 +65,18 @@ class Runner:
             self._collectors[collector.request.request_id] = collector
 
     def _step(self, interrupt: DeferredInterrupt) -> None:
+        refusal: InvalidRequest | None = None
         for output in self._engine.step():
             collector = self._collectors[output.request_id]
+            if output.error is not None and output.error.kind == InvalidRequest.__name__:
+                refusal = InvalidRequest(output.error.message, output.error.param)
             collector.add(output)
             if collector.is_finished:
                 del self._collectors[output.request_id]
         if interrupt.is_pending:
             raise KeyboardInterrupt
+        if refusal is not None:
+            raise refusal
 
     def _abort(self, collectors: Sequence[OutputCollector]) -> None:
         """End those still running; their last outputs are reported by the engine's next step."""

@@ -115,9 +115,7 @@ class Scheduler:
         if seq.is_finished:
             return
         was_waiting = seq.status is SequenceStatus.WAITING
-        seq.status = SequenceStatus.FINISHED
-        seq.finish_reason = reason
-        seq.stop_reason = stop_reason
+        seq.finish(reason, stop_reason)
         self._deadlines.discard(seq)
         if was_waiting:
             self._waiting.discard(seq)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 
 from headrace.core.errors import InvalidRequest
@@ -9,6 +10,7 @@ from headrace.core.request import Request
 from headrace.server.access_log import App, record_of
 from headrace.server.chat_messages import check_features
 from headrace.server.chat_reply import ChatOptions, ChatReply
+from headrace.server.constraint_fields import constraint_of
 from headrace.server.context import ServerContext
 from headrace.server.limits import read_body
 from headrace.server.prompts import Conversation, truncated
@@ -36,10 +38,11 @@ async def create_chat_completion(context: ServerContext, http: HttpRequest) -> A
 
 def _prepare(context: ServerContext, body: ChatRequest, identity: Identity) -> Request:
     sampling = chat_sampling(body)
+    constraint = constraint_of(body)
     truncate_to = body.truncate_prompt_tokens
     token_ids = context.prompts.conversation(_conversation(body), is_truncated=truncate_to is not None)
     try:
-        return context.builder.build(
+        request = context.builder.build(
             identity.engine_id,
             truncated(token_ids, truncate_to, context.builder.max_model_len - (sampling.max_tokens or 1)),
             sampling,
@@ -51,6 +54,7 @@ def _prepare(context: ServerContext, body: ChatRequest, identity: Identity) -> R
         if error.param == "prompt":  # the builder's word for what a chat calls messages
             raise InvalidRequest(error.message, "messages") from None
         raise
+    return msgspec.structs.replace(request, constraint=constraint)
 
 
 def _conversation(body: ChatRequest) -> Conversation:

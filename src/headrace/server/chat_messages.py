@@ -49,10 +49,6 @@ def template_messages(messages: Sequence[Message]) -> list[TemplateMessage]:
 
 def check_features(body: ChatRequest) -> None:
     """Refuse what a chat request may ask for in OpenAI's dialect and this server does not do yet."""
-    if body.response_format is not None and body.response_format.type != "text":
-        raise InvalidRequest(
-            f"response_format {body.response_format.type!r} is not available yet; only 'text' is", "response_format"
-        )
     if body.tools is not None and len(body.tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools has {len(body.tools)} entries but at most {MAX_TOOLS} are allowed", "tools")
     if body.tools and body.tool_choice != "none":

@@ -11,6 +11,7 @@ from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.server.access_log import App, record_of
 from headrace.server.completion_reply import CompletionOptions, CompletionReply
+from headrace.server.constraint_fields import constraint_of
 from headrace.server.context import ServerContext
 from headrace.server.limits import read_body
 from headrace.server.prompts import PromptTokens, truncated
@@ -49,6 +50,7 @@ async def create_completion(context: ServerContext, http: HttpRequest) -> App:
 
 def _prepare(context: ServerContext, body: CompletionRequest, identity: Identity) -> _Prepared:
     sampling = completion_sampling(body)
+    constraint = constraint_of(body)
     prompts = context.prompts.prompts(
         body.prompt,
         add_special_tokens=body.add_special_tokens is not False,
@@ -57,16 +59,15 @@ def _prepare(context: ServerContext, body: CompletionRequest, identity: Identity
     requests = []
     for index, prompt in enumerate(prompts):
         token_ids = _truncated(prompt, body, sampling, context.builder.max_model_len)
-        requests.append(
-            context.builder.build(
-                f"{identity.engine_id}-{index}",
-                token_ids,
-                _clipped(sampling, body, context.builder.max_model_len - len(token_ids)),
-                arrival_time=context.clock.now(),
-                priority=body.priority or 0,
-                cache_salt=cache_salt(body),
-            )
+        request = context.builder.build(
+            f"{identity.engine_id}-{index}",
+            token_ids,
+            _clipped(sampling, body, context.builder.max_model_len - len(token_ids)),
+            arrival_time=context.clock.now(),
+            priority=body.priority or 0,
+            cache_salt=cache_salt(body),
         )
+        requests.append(msgspec.structs.replace(request, constraint=constraint))
     return _Prepared(tuple(requests), _echo_texts(context, body, prompts, requests))
 
 

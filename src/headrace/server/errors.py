@@ -130,10 +130,10 @@ def error_reply(error: BaseException) -> ErrorReply:
             return ErrorReply(500, ErrorDetail(_INTERNAL_MESSAGE, _error_type(500), None, "internal_error"))
 
 
-def failure_of_output(kind: str, message: str) -> HeadraceError:
+def failure_of_output(kind: str, message: str, param: str | None = None) -> HeadraceError:
     """The exception behind a sequence's last output with ``FinishReason.ERROR``."""
     if kind == InvalidRequest.__name__:
-        return InvalidRequest(message)
+        return InvalidRequest(message, param)
     if kind == EngineDead.__name__:
         return EngineDead(message)
     return RequestFailed(message)

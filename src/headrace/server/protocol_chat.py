@@ -85,12 +85,6 @@ class FunctionMessage(msgspec.Struct, frozen=True, tag_field="role", tag="functi
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 
 
-class ResponseFormat(msgspec.Struct, frozen=True):
-    """What form the answer must have; only plain text so far."""
-
-    type: str
-
-
 class ChatRequest(GenerationFields, frozen=True, kw_only=True):
     """Body of ``POST /v1/chat/completions``."""
 
@@ -101,7 +95,6 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
     tools: list[dict[str, msgspec.Raw]] | None = None
     tool_choice: str | dict[str, msgspec.Raw] | None = None
     reasoning_effort: str | None = None

@@ -8,9 +8,10 @@ Owns field names, types and the tables of known fields without support. It does 
 from __future__ import annotations
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from headrace.server.json_body import Unsupported
+from headrace.server.protocol_constraints import ResponseFormat, StructuredOutputs, no_json
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -51,6 +52,20 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     sampling_seed: int | None = None
+
+    # the form of the output: OpenAI's, vLLM's, vLLM's older ones, SGLang's
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Raw = msgspec.field(default_factory=no_json)
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
+    json_schema: Raw = msgspec.field(default_factory=no_json)
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: Raw = msgspec.field(default_factory=no_json)
 
     # vLLM's request handling and reporting
     prompt_logprobs: int | None = None
@@ -101,7 +116,6 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
-_CONSTRAINED = "constrained decoding is not available yet; leave it out"
 _BEAM = "beam search is not available; sample with n and pick"
 _CODE = "code from requests is never run; leave it out"
 _NOT_DONE = "leave it out"
@@ -112,15 +126,6 @@ UNSUPPORTED_FIELDS = {
     "beam_width": Unsupported(_BEAM, (None, 1)),
     "length_penalty": Unsupported(_BEAM, (None, 1, 1.0)),
     "early_stopping": Unsupported(_BEAM),
-    "guided_json": Unsupported(_CONSTRAINED, (None,)),
-    "guided_regex": Unsupported(_CONSTRAINED, (None,)),
-    "guided_choice": Unsupported(_CONSTRAINED, (None,)),
-    "guided_grammar": Unsupported(_CONSTRAINED, (None,)),
-    "structured_outputs": Unsupported(_CONSTRAINED, (None,)),
-    "structural_tag": Unsupported(_CONSTRAINED, (None,)),
-    "json_schema": Unsupported(_CONSTRAINED, (None,)),
-    "regex": Unsupported(_CONSTRAINED, (None,)),
-    "ebnf": Unsupported(_CONSTRAINED, (None,)),
     "stop_regex": Unsupported("use stop strings", (None, [])),
     "logits_processors": Unsupported(_CODE, (None, [])),
     "custom_logit_processor": Unsupported(_CODE, (None,)),

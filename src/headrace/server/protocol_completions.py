@@ -71,6 +71,5 @@ COMPLETION_BODY = BodyType(
     UNSUPPORTED_FIELDS
     | {
         "suffix": Unsupported("fill-in-the-middle is not available; put the text into the prompt", (None, "")),
-        "response_format": Unsupported("constrained decoding is not available yet", (None, {"type": "text"})),
     },
 )

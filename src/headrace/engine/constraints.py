@@ -1,0 +1,161 @@
+"""The grammar side of an engine's sequences: who waits for a grammar, and who follows one.
+
+A sequence with a constraint waits outside the scheduler's queue until its grammar is compiled, so that compiling holds
+up nobody else. From then on it has a matcher here, which gives a row of each step's token mask and moves with each
+token. Matchers outlive preemption: only keys and values are lost then. Owned by the engine's thread; compiling and the
+filling of masks happen elsewhere (``grammar/``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from headrace.core.constraint import Constraint
+from headrace.core.errors import HeadraceError, InvalidRequest
+from headrace.core.request import Request
+from headrace.core.sequence import Sequence as TokenSequence
+from headrace.core.step import PendingMask, StepPlan
+from headrace.grammar.masks import MaskRows
+from headrace.grammar.matcher import GrammarMatcher
+from headrace.grammar.service import Grammar
+
+
+class GrammarSource(Protocol):
+    """Compiles constraints and fills masks, both beside the engine's thread."""
+
+    def compile(self, constraint: Constraint) -> Future[Grammar]: ...
+
+    def start_mask(self, rows: MaskRows) -> PendingMask: ...
+
+    def close(self) -> None: ...
+
+
+class NoGrammars:
+    """The source of an engine without a vocabulary: no constraint can be followed."""
+
+    def compile(self, constraint: Constraint) -> NoReturn:
+        raise InvalidRequest("this engine follows no constraints; leave it out", constraint.param)
+
+    def start_mask(self, rows: MaskRows) -> NoReturn:
+        raise AssertionError("no sequence here has a matcher")
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """A request whose grammar is being compiled, with those of its sequences that still want it.
+
+    ``error`` is why there is no grammar, once it is known that there is none.
+    """
+
+    request: Request
+    sequences: list[TokenSequence]
+    grammar: Future[Grammar]
+
+    @property
+    def error(self) -> HeadraceError | None:
+        error, constraint = self.grammar.exception(), self.request.constraint
+        if isinstance(error, InvalidRequest) and constraint is not None:
+            return InvalidRequest(f"{constraint.param}: {error.message}", constraint.param)
+        assert error is None or isinstance(error, HeadraceError)
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class _Follower:
+    grammar: Grammar
+    matcher: GrammarMatcher
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a token did to a constrained sequence: whether it must end now, and why it failed if it did."""
+
+    must_end: bool = False
+    failure: str = ""
+
+
+_UNCONSTRAINED = Progress()
+
+
+class Constraints:
+    """One engine's constrained sequences."""
+
+    def __init__(self, grammars: GrammarSource, eos_token_ids: frozenset[int]) -> None:
+        self._grammars = grammars
+        self._eos_token_ids = eos_token_ids
+        self._waiting: dict[str, WaitingRequest] = {}
+        self._followers: dict[int, _Follower] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for their grammar."""
+        return sum(len(each.sequences) for each in self._waiting.values())
+
+    @property
+    def has_settled(self) -> bool:
+        return any(each.grammar.done() for each in self._waiting.values())
+
+    def begin(self, request: Request, sequences: Sequence[TokenSequence]) -> None:
+        """Have the grammar of a request compiled. Raises ``InvalidRequest`` where none can be followed."""
+        assert request.constraint is not None
+        grammar = self._grammars.compile(request.constraint)
+        self._waiting[request.request_id] = WaitingRequest(request, list(sequences), grammar)
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until some grammar is compiled, at most ``timeout_s``: there is nothing else to do."""
+        wait([each.grammar for each in self._waiting.values()], timeout_s, FIRST_COMPLETED)
+
+    def take_settled(self) -> Iterator[WaitingRequest]:
+        """Requests that need not wait any longer; those without an ``error`` have their matchers now."""
+        for request_id in [name for name, each in self._waiting.items() if each.grammar.done()]:
+            settled = self._waiting.pop(request_id)
+            if settled.error is None:
+                self._follow(settled)
+            yield settled
+
+    def is_waiting(self, seq: TokenSequence) -> bool:
+        waiting = self._waiting.get(seq.request.request_id)
+        return waiting is not None and seq in waiting.sequences
+
+    def forget(self, seq: TokenSequence) -> None:
+        """A sequence has ended, whether it waited or followed."""
+        if self.is_waiting(seq):
+            self._waiting[seq.request.request_id].sequences.remove(seq)
+            if not self._waiting[seq.request.request_id].sequences:
+                del self._waiting[seq.request.request_id]
+        follower = self._followers.pop(seq.seq_id, None)
+        if follower is not None:
+            follower.grammar.give_back(follower.matcher)
+
+    def start_mask(self, plan: StepPlan) -> PendingMask | None:
+        """Begin to fill the mask of a step; ``None`` if none of its sequences is constrained."""
+        sampling = [item.seq_id for item in plan.scheduled if item.sample is not None]
+        matchers = [
+            (row, self._followers[seq_id].matcher) for row, seq_id in enumerate(sampling) if seq_id in self._followers
+        ]
+        return self._grammars.start_mask(MaskRows(len(sampling), matchers)) if matchers else None
+
+    def advance(self, seq: TokenSequence, token_id: int) -> Progress:
+        """Move a sequence's grammar by a sampled token; unconstrained sequences are never the worse for it."""
+        follower = self._followers.get(seq.seq_id)
+        if follower is None:
+            return _UNCONSTRAINED
+        matcher = follower.matcher
+        if matcher.failure or not matcher.accept(token_id):
+            return Progress(failure=matcher.failure or f"token {token_id} does not fit the grammar")
+        return Progress(must_end=matcher.must_end)
+
+    def close(self) -> None:
+        self._grammars.close()
+
+    def _follow(self, settled: WaitingRequest) -> None:
+        grammar = settled.grammar.result()
+        stop_token_ids = self._eos_token_ids.union(settled.request.sampling.stop_token_ids)
+        for seq in settled.sequences:
+            self._followers[seq.seq_id] = _Follower(grammar, grammar.new_matcher(stop_token_ids))

@@ -1,0 +1,59 @@
+"""A tokenizer's vocabulary given to ``grammar/``: what an engine compiles constraints with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+from headrace.core.constraint import Constraint
+from headrace.core.errors import InvalidRequest
+from headrace.core.step import PendingMask
+from headrace.engine.tokenizer import Tokenizer
+from headrace.grammar.masks import MaskFiller, MaskRows
+from headrace.grammar.service import Grammar, GrammarService
+from headrace.grammar.vocabulary import VocabularyTable
+
+
+class TokenizerGrammars:
+    """Implements ``constraints.GrammarSource`` for a model of ``vocab_size`` tokens. Costs nothing until it is used."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int], num_threads: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._num_threads = num_threads
+        self._service: GrammarService | None = None
+        self._filler: MaskFiller | None = None
+
+    def compile(self, constraint: Constraint) -> Future[Grammar]:
+        """See ``GrammarService.compile``. Raises ``InvalidRequest`` for tokens that are not byte strings."""
+        if not self._tokenizer.has_token_bytes:
+            raise InvalidRequest(
+                "this model's tokens have no bytes of their own (WordPiece and the like), so no constraint can be "
+                "followed; leave it out",
+                constraint.param,
+            )
+        if self._service is None:
+            table = vocabulary_table(self._tokenizer, self._vocab_size, self._eos_token_ids)
+            self._service = GrammarService(table, self._tokenizer.encode_text)
+        return self._service.compile(constraint)
+
+    def start_mask(self, rows: MaskRows) -> PendingMask:
+        if self._filler is None:
+            self._filler = MaskFiller(self._vocab_size, self._num_threads)
+        return self._filler.start(rows)
+
+    def close(self) -> None:
+        if self._filler is not None:
+            self._filler.close()
+        if self._service is not None:
+            self._service.close()
+
+
+def vocabulary_table(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> VocabularyTable:
+    """The tokens a model of ``vocab_size`` logits can generate; ids the tokenizer does not know have no bytes."""
+    return VocabularyTable(
+        token_bytes=[tokenizer.shown_bytes(token_id) for token_id in range(vocab_size)],
+        special_token_ids=sorted(each for each in tokenizer.special_token_ids if each < vocab_size),
+        end_token_ids=sorted(each for each in eos_token_ids if each < vocab_size),
+    )

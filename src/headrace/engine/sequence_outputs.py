@@ -1,0 +1,68 @@
+"""What an engine says of a sequence: the delta of a step, and the last word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.core.request import OutputError, RequestOutput, RequestTimes, TokenLogprobs, Usage
+from headrace.core.sequence import Sequence
+from headrace.scheduler.scheduler import SequenceUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What is new of a sequence: text that became safe, the step's update if there was one, an error if it failed."""
+
+    text: str = ""
+    update: SequenceUpdate | None = None
+    error: OutputError | None = None
+
+
+def delta_output(seq: Sequence, news: News) -> RequestOutput:
+    """The output of a sequence that goes on."""
+    update = news.update
+    return RequestOutput(
+        request_id=seq.request.request_id,
+        index=seq.index,
+        text=news.text,
+        token_ids=_token_ids(update),
+        logprobs=_logprobs(update),
+        prompt_logprobs=() if update is None else update.prompt_logprobs,
+        usage=_usage(seq),
+    )
+
+
+def last_output(seq: Sequence, news: News, now: float) -> RequestOutput:
+    """The output of a sequence that has finished, at ``now`` on the engine's clock."""
+    update = news.update
+    return RequestOutput(
+        request_id=seq.request.request_id,
+        index=seq.index,
+        text=news.text,
+        token_ids=_token_ids(update),
+        logprobs=_logprobs(update),
+        prompt_logprobs=() if update is None else update.prompt_logprobs,
+        usage=_usage(seq),
+        finish_reason=seq.finish_reason,
+        stop_reason=seq.stop_reason,
+        times=RequestTimes(
+            arrival=seq.request.arrival_time,
+            first_scheduled=seq.first_scheduled_time,
+            first_token=seq.first_token_time,
+            finished=now,
+            num_preemptions=seq.num_preemptions,
+        ),
+        error=news.error,
+    )
+
+
+def _token_ids(update: SequenceUpdate | None) -> tuple[int, ...]:
+    return () if update is None or update.token_id is None else (update.token_id,)
+
+
+def _logprobs(update: SequenceUpdate | None) -> tuple[TokenLogprobs, ...]:
+    return () if update is None or update.logprobs is None else (update.logprobs,)
+
+
+def _usage(seq: Sequence) -> Usage:
+    return Usage(seq.num_prompt_tokens, seq.num_cached_tokens, seq.num_output_tokens)

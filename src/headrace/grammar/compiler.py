@@ -1,0 +1,100 @@
+"""From a constraint to the text of a library grammar: pure, one function per kind.
+
+Owns the checks of a source before the library sees it, and the default policy for blanks. What a compiled text
+costs to build, and whether it has a first token, is found out by ``builder.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import NoReturn
+
+import llguidance
+import msgspec
+
+from headrace.core.constraint import Constraint, ConstraintKind
+from headrace.core.errors import InvalidRequest
+from headrace.grammar.json_text import parse_json
+from headrace.grammar.limits import GrammarLimits
+from headrace.grammar.rules import check_rules, quoted
+from headrace.grammar.whitespace import whitespace_options
+
+
+class GrammarText(msgspec.Struct, frozen=True):
+    """A grammar in the library's own form, and what was left out of it with the client's consent."""
+
+    text: str
+    warnings: tuple[str, ...] = ()
+
+
+def compile_constraint(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
+    """Translate a constraint. Raises ``InvalidRequest`` saying where the source is wrong or beyond a limit."""
+    num_bytes = len(constraint.source.encode(errors="replace"))
+    if num_bytes > limits.max_source_bytes:
+        raise InvalidRequest(
+            f"the {constraint.kind.value} has {num_bytes} bytes but at most {limits.max_source_bytes} are allowed; "
+            "shorten it"
+        )
+    if constraint.whitespace_pattern is not None and constraint.kind not in _JSON_KINDS:
+        raise InvalidRequest(
+            f"whitespace_pattern is for JSON, not for a {constraint.kind.value}; leave it out", "whitespace_pattern"
+        )
+    return _COMPILERS[constraint.kind](constraint, limits)
+
+
+def _json_schema(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
+    schema = parse_json(constraint.source, limits.max_depth, "the schema")
+    if not isinstance(schema, dict | bool):
+        raise InvalidRequest(f"the schema must be an object, true or false; it is a {type(schema).__name__}")
+    return _json_text(schema, constraint)
+
+
+def _json_object(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
+    return _json_text({"type": "object"}, constraint)
+
+
+def _json_text(schema: dict[str, object] | bool, constraint: Constraint) -> GrammarText:
+    options = whitespace_options(constraint.whitespace_pattern)
+    shown = {"allOf": [schema]} if isinstance(schema, bool) else schema
+    return GrammarText(json.dumps({"grammars": [{"json_schema": {**shown, "x-guidance": options}}]}))
+
+
+def _regex(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
+    if not constraint.source:
+        raise InvalidRequest("the regex is empty; it matches nothing but an empty answer")
+    # \d, \w and \s are ASCII's: nobody who writes \d{4} for a year wants Eastern Arabic digits
+    return _lark_text(f"start: /{llguidance.regex_to_lark(constraint.source, 'dws')}/")
+
+
+def _choice(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
+    choices = parse_json(constraint.source, 1, "choice")
+    if not isinstance(choices, list) or not all(isinstance(each, str) and each for each in choices) or not choices:
+        raise InvalidRequest("choice must be a list of texts, none of them empty, with at least one")
+    return _lark_text("start: " + " | ".join(quoted(each) for each in dict.fromkeys(choices)))
+
+
+def _lark(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
+    check_rules(constraint.source, limits.max_rules)
+    return _lark_text(constraint.source)
+
+
+def _lark_text(lark: str) -> GrammarText:
+    return GrammarText(llguidance.LLMatcher.grammar_from_lark(lark))
+
+
+def _unavailable(constraint: Constraint, limits: GrammarLimits) -> NoReturn:
+    raise InvalidRequest(f"a {constraint.kind.value} is not available yet; use json_schema, regex, choice or lark")
+
+
+_JSON_KINDS = (ConstraintKind.JSON_SCHEMA, ConstraintKind.JSON_OBJECT)
+
+_COMPILERS: dict[ConstraintKind, Callable[[Constraint, GrammarLimits], GrammarText]] = {
+    ConstraintKind.JSON_SCHEMA: _json_schema,
+    ConstraintKind.JSON_OBJECT: _json_object,
+    ConstraintKind.REGEX: _regex,
+    ConstraintKind.CHOICE: _choice,
+    ConstraintKind.LARK: _lark,
+    ConstraintKind.EBNF: _unavailable,
+    ConstraintKind.STRUCTURAL_TAG: _unavailable,
+}

@@ -1,0 +1,102 @@
+"""The guarded process that tries out constraints: ``python -m headrace.grammar.worker``.
+
+Hostile sources can loop, exhaust memory or overflow a stack inside a native library; here that ends this process and
+nothing else. It reads ``Setup``, then one ``Constraint`` after another, and answers each with a ``Verdict``. A
+compilation beyond its CPU time is ended by the kernel (SIGPROF), and the process with it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import IO, TypeVar
+
+import llguidance
+import msgspec
+
+from headrace.core.constraint import Constraint
+from headrace.core.errors import InvalidRequest
+from headrace.grammar.builder import build_matcher, check_beginning
+from headrace.grammar.compiler import GrammarText, compile_constraint
+from headrace.grammar.frames import read_frame, write_frame
+from headrace.grammar.limits import COMPILE_STACK_BYTES, GrammarLimits
+from headrace.grammar.vocabulary import VocabularyTable, library_tokenizer
+
+T = TypeVar("T")
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """The first frame: for which tokens and within which limits to compile."""
+
+    table: VocabularyTable
+    limits: GrammarLimits
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The answer to one constraint: its grammar, or why there is none."""
+
+    grammar: GrammarText | None = None
+    message: str = ""
+    param: str | None = None
+
+
+def main() -> int:
+    # whatever the library prints must not end up among the answers
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    requests = sys.stdin.buffer
+    first = read_frame(requests)
+    if first is None:
+        return 0
+    setup = msgspec.msgpack.decode(first, type=Setup)
+    resource.setrlimit(resource.RLIMIT_AS, (setup.limits.memory_bytes, setup.limits.memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
+    tokenizer = library_tokenizer(setup.table)
+    write_frame(answers, msgspec.msgpack.encode(Verdict()))
+    on_big_stack(lambda: _serve(requests, answers, tokenizer, setup.limits))
+    return 0
+
+
+def _serve(requests: IO[bytes], answers: IO[bytes], tokenizer: llguidance.LLTokenizer, limits: GrammarLimits) -> None:
+    while (frame := read_frame(requests)) is not None:
+        constraint = msgspec.msgpack.decode(frame, type=Constraint)
+        signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
+        verdict = judge(constraint, tokenizer, limits)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        write_frame(answers, msgspec.msgpack.encode(verdict))
+
+
+def judge(constraint: Constraint, tokenizer: llguidance.LLTokenizer, limits: GrammarLimits) -> Verdict:
+    """Compile a constraint, build its matcher and compute its first mask."""
+    try:
+        grammar = compile_constraint(constraint, limits)
+        check_beginning(tokenizer, build_matcher(tokenizer, grammar.text))
+    except InvalidRequest as error:
+        return Verdict(message=error.message, param=error.param)
+    except (RecursionError, MemoryError) as error:
+        return Verdict(message=f"the {constraint.kind.value} is too large to compile ({type(error).__name__})")
+    return Verdict(grammar)
+
+
+def on_big_stack(work: Callable[[], T]) -> T:
+    """Run ``work`` on a thread whose stack holds the library's deepest recursions, and return its result."""
+    results: list[T] = []
+    previous = threading.stack_size(COMPILE_STACK_BYTES)
+    try:
+        thread = threading.Thread(target=lambda: results.append(work()), name="grammar-compile")
+        thread.start()
+    finally:
+        threading.stack_size(previous)
+    thread.join()
+    if not results:
+        raise RuntimeError("the work on the big stack failed; its traceback is above")
+    return results[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

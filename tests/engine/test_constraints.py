@@ -1,0 +1,169 @@
+"""Sequences that wait for grammars and follow them, with a source whose compilations end when the test says so."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import msgspec
+import numpy as np
+import pytest
+
+from headrace.core.constraint import Constraint, ConstraintKind
+from headrace.core.errors import InvalidRequest, RequestFailed
+from headrace.core.request import FinishReason, Request
+from headrace.core.step import PendingMask, StepPlan, StepResult, TokenMask
+from headrace.engine.constraints import NoGrammars
+from headrace.grammar.builder import build_matcher
+from headrace.grammar.compiler import compile_constraint
+from headrace.grammar.limits import GrammarLimits
+from headrace.grammar.masks import MaskFiller, MaskRows
+from headrace.grammar.service import Grammar
+from headrace.grammar.vocabulary import VocabularyTable, library_tokenizer
+from tests.engine.house import EOS, TOKEN_BYTES, VOCAB_SIZE, ByteTexts, House, joined
+from tests.fakes import ContentExecutor, make_request
+
+TABLE = VocabularyTable([b"<eos>", *TOKEN_BYTES[1:]], [EOS], [EOS])
+TOKENIZER = library_tokenizer(TABLE)
+
+
+class HeldGrammars:
+    """Compiles when ``release`` is called, in this thread; ``refuse`` lets every waiting compilation fail."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Constraint, Future[Grammar]]] = []
+        self._filler = MaskFiller(VOCAB_SIZE, 1)
+
+    def compile(self, constraint: Constraint) -> Future[Grammar]:
+        future: Future[Grammar] = Future()
+        self.waiting.append((constraint, future))
+        return future
+
+    def start_mask(self, rows: MaskRows) -> PendingMask:
+        return self._filler.start(rows)
+
+    def close(self) -> None:
+        self._filler.close()
+
+    def release(self) -> None:
+        for constraint, future in self.waiting:
+            text = compile_constraint(constraint, GrammarLimits()).text
+            future.set_result(Grammar(build_matcher(TOKENIZER, text), (), 0, 0.0))
+        self.waiting = []
+
+    def refuse(self, error: Exception) -> None:
+        for _, future in self.waiting:
+            future.set_exception(error)
+        self.waiting = []
+
+
+class MaskedExecutor(ContentExecutor):
+    """Chooses the allowed token that comes next after the one it would have liked."""
+
+    def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
+        result = super().execute(plan, None)
+        if token_mask is None:
+            return result
+        mask: TokenMask = token_mask.wait()
+        allowed = np.unpackbits(mask.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB_SIZE]
+        for row, liked in enumerate(result.sampled_token_ids):
+            order = (np.arange(VOCAB_SIZE) + liked) % VOCAB_SIZE
+            result.sampled_token_ids[row] = int(order[np.flatnonzero(allowed[row][order])[0]])
+        return result
+
+
+class Texts(ByteTexts):
+    def __init__(self, grammars: HeldGrammars) -> None:
+        self.grammars = grammars
+
+
+def house_with(grammars: HeldGrammars, **sizes: int) -> House:
+    num_blocks = sizes.pop("num_blocks", 32)
+    return House(num_blocks, 4, executor=MaskedExecutor(num_blocks, 4, VOCAB_SIZE), texts=Texts(grammars), **sizes)
+
+
+def constrained(regex: str, request_id: str = "r", **sampling: object) -> Request:
+    request = make_request([5, 6, ord(request_id[0]) % 40], request_id, **{"max_tokens": 30, **sampling})
+    return msgspec.structs.replace(request, constraint=Constraint(ConstraintKind.REGEX, regex, param="regex"))
+
+
+def test_a_sequence_waits_for_its_grammar_while_others_go_on() -> None:
+    grammars = HeldGrammars()
+    house = house_with(grammars)
+    house.engine.submit(constrained("ABC|D"))
+    house.engine.submit(make_request([1, 2], "free", max_tokens=3))
+    outputs = [output for _ in range(3) for output in house.engine.step()]
+    assert {output.request_id for output in outputs} == {"free"}
+    assert house.engine.stats().num_waiting == 1
+    assert house.engine.has_work
+    grammars.release()
+    text, _, last = joined(house.run())
+    assert text in ("ABC", "D")
+    assert last.finish_reason is FinishReason.STOP
+
+
+def test_an_invalid_constraint_ends_its_request_with_the_field_and_nothing_else() -> None:
+    grammars = HeldGrammars()
+    house = house_with(grammars)
+    house.engine.submit(constrained("A", n=2))
+    grammars.refuse(InvalidRequest("no such class"))
+    outputs = house.engine.step()
+    assert [output.index for output in outputs] == [0, 1]
+    for output in outputs:
+        assert output.finish_reason is FinishReason.ERROR
+        assert output.error is not None
+        assert (output.error.kind, output.error.param) == ("InvalidRequest", "regex")
+        assert output.error.message == "regex: no such class"
+    assert not house.engine.has_work
+
+
+def test_a_compiler_that_is_broken_fails_the_request() -> None:
+    grammars = HeldGrammars()
+    house = house_with(grammars)
+    house.engine.submit(constrained("A"))
+    grammars.refuse(RequestFailed("no worker"))
+    (output,) = house.engine.step()
+    assert output.error is not None
+    assert (output.error.kind, output.error.message) == ("RequestFailed", "no worker")
+
+
+def test_a_waiting_request_can_be_aborted() -> None:
+    grammars = HeldGrammars()
+    house = house_with(grammars)
+    house.engine.submit(constrained("A", n=3))
+    house.engine.abort("r")
+    outputs = house.engine.step()
+    assert [output.finish_reason for output in outputs] == [FinishReason.ABORT] * 3
+    assert not house.engine.has_work
+    grammars.release()
+    assert house.engine.step() == []
+
+
+def test_the_end_token_ends_where_more_could_follow() -> None:
+    grammars = HeldGrammars()
+    house = house_with(grammars)
+    house.engine.submit(constrained("A+", max_tokens=90))
+    grammars.release()
+    text, token_ids, last = joined(house.run())
+    assert set(text) == {"A"}
+    assert last.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+    assert token_ids[-1] == EOS or last.finish_reason is FinishReason.LENGTH
+
+
+def test_preempted_sequences_keep_their_place_in_the_grammar() -> None:
+    grammars = HeldGrammars()
+    house = house_with(grammars, num_blocks=12, max_model_len=32)
+    for name in ("a", "b", "c"):
+        house.engine.submit(constrained("(AB){10}C", name, max_tokens=25))
+    grammars.release()
+    outputs = house.run()
+    assert house.scheduler.num_preemptions > 0
+    for name in ("a", "b", "c"):
+        assert joined(outputs, name)[0] == "AB" * 10 + "C"
+
+
+def test_an_engine_without_a_vocabulary_refuses_constraints() -> None:
+    house = House()
+    assert isinstance(ByteTexts.grammars, NoGrammars)
+    with pytest.raises(InvalidRequest, match="no constraints"):
+        house.engine.submit(constrained("A"))
+    assert not house.engine.has_work
