@@ -41,7 +41,7 @@ from headrace.engine.factory import build_engine, num_threads
 from headrace.engine.stop_matcher import StopStrings
 from headrace.engine.text_stream import TextStream
 from headrace.scheduler.policy import FcfsPolicy
-from headrace.scheduler.scheduler import Scheduler
+from headrace.scheduler.scheduler import BatchLimits, Scheduler
 
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0, ignore_eos=True),
@@ -108,7 +108,11 @@ def build_fake_engine(config: EngineConfig, num_tokens: int) -> Engine:
     """The real engine, scheduler and cache over ``FakeExecutor``, with room for everybody."""
     num_blocks = config.max_num_seqs * (num_tokens // config.block_size + 1)
     kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching)
-    scheduler = Scheduler(kv, FcfsPolicy(config.max_num_batched_tokens), config.max_num_seqs, num_tokens)
+    scheduler = Scheduler(
+        kv,
+        FcfsPolicy(config.max_num_batched_tokens),
+        BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, num_tokens),
+    )
     info = EngineInfo(
         model="fake",
         architecture="fake",

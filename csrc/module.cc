@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 
 #include "packing.h"
@@ -50,6 +51,17 @@ PackedMatrix ShapeOf(int format, int num_rows, int num_columns) {
   Require(num_rows > 0 && num_columns > 0, "a matrix has no rows or no columns");
   Require(int64_t{num_rows} * num_columns <= int64_t{1} << 40, "a matrix is larger than any memory");
   return {static_cast<WeightFormat>(format), num_rows, num_columns, nullptr};
+}
+
+// Checks that block block_ids[i] may be copied to or from row rows[i] of `contents`, whose shape is given.
+void CheckCopies(const KvMemory& kv, const Array1<int32_t>& block_ids, std::array<size_t, 2> shape,
+                 const Array1<int32_t>& rows) {
+  Require(block_ids.shape(0) == rows.shape(0), "there must be one row for each block");
+  Require(shape[1] == kv.block_bytes(), "contents must have rows of block_bytes");
+  for (size_t i = 0; i < rows.shape(0); ++i) {
+    Require(block_ids.data()[i] >= 0 && block_ids.data()[i] < kv.num_blocks(), "a block id is out of bounds");
+    Require(rows.data()[i] >= 0 && static_cast<size_t>(rows.data()[i]) < shape[0], "a row is out of bounds");
+  }
 }
 
 // Checks that rows [row_begin, row_begin + count) may be packed into `packed`.
@@ -175,7 +187,30 @@ NB_MODULE(_native, m) {
               self.ClearSlot(slot);
             }
           },
-          ArrayArg("slots"));
+          ArrayArg("slots"))
+      .def_prop_ro("block_bytes", &KvMemory::block_bytes)
+      .def(
+          "copy_out",
+          [](const KvMemory& self, const Array1<int32_t>& block_ids, const OutArray2<uint8_t>& contents,
+             const Array1<int32_t>& rows) {
+            CheckCopies(self, block_ids, {contents.shape(0), contents.shape(1)}, rows);
+            nb::gil_scoped_release released;
+            for (size_t i = 0; i < block_ids.shape(0); ++i) {
+              self.CopyOut(block_ids.data()[i], contents.data() + rows.data()[i] * self.block_bytes());
+            }
+          },
+          ArrayArg("block_ids"), ArrayArg("contents"), ArrayArg("rows"))
+      .def(
+          "copy_in",
+          [](KvMemory& self, const Array1<int32_t>& block_ids, const Array2<uint8_t>& contents,
+             const Array1<int32_t>& rows) {
+            CheckCopies(self, block_ids, {contents.shape(0), contents.shape(1)}, rows);
+            nb::gil_scoped_release released;
+            for (size_t i = 0; i < block_ids.shape(0); ++i) {
+              self.CopyIn(block_ids.data()[i], contents.data() + rows.data()[i] * self.block_bytes());
+            }
+          },
+          ArrayArg("block_ids"), ArrayArg("contents"), ArrayArg("rows"));
 
   nb::class_<Workspace>(m, "Workspace")
       .def(

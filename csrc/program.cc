@@ -113,6 +113,37 @@ void KvMemory::ClearSlot(int slot) {
   }
 }
 
+template <typename Part>
+void KvMemory::EachPart(int block, const Part& part) const {
+  const size_t num_elements = elements_per_layer_ / num_blocks_ * KvElementBytes(format_);
+  const size_t num_scales = scales_per_layer_ / num_blocks_;
+  for (int index = 0; index < shape_.num_layers; ++index) {
+    const KvView view = layer(index);
+    part(view.keys + block * num_elements, num_elements);
+    part(view.values + block * num_elements, num_elements);
+    if (format_ == KvFormat::kInt8) {
+      part(reinterpret_cast<uint8_t*>(view.key_scales + block * num_scales), num_scales * sizeof(float));
+      part(reinterpret_cast<uint8_t*>(view.value_scales + block * num_scales), num_scales * sizeof(float));
+    }
+  }
+}
+
+size_t KvMemory::block_bytes() const { return bytes_.size() / num_blocks_; }
+
+void KvMemory::CopyOut(int block, uint8_t* content) const {
+  EachPart(block, [&content](const uint8_t* bytes, size_t num_bytes) {
+    std::memcpy(content, bytes, num_bytes);
+    content += num_bytes;
+  });
+}
+
+void KvMemory::CopyIn(int block, const uint8_t* content) {
+  EachPart(block, [&content](uint8_t* bytes, size_t num_bytes) {
+    std::memcpy(bytes, content, num_bytes);
+    content += num_bytes;
+  });
+}
+
 namespace {
 int CheckedTokens(int max_tokens, int max_sequences, int num_threads, int max_context) {
   Require(max_tokens > 0 && max_sequences > 0 && max_sequences <= max_tokens && num_threads > 0 && max_context > 0,

@@ -112,8 +112,17 @@ class KvMemory {
   KvView layer(int index) const;
   // Zeroes what a slot holds in every layer: a sequence that went wrong must leave no NaN behind.
   void ClearSlot(int slot);
+  // Bytes of one block in all layers, scales included: what a copy of it takes elsewhere.
+  size_t block_bytes() const;
+  // Copies a block's content to block_bytes() bytes, and back into a block of a memory of the same kind.
+  void CopyOut(int block, uint8_t* content) const;
+  void CopyIn(int block, const uint8_t* content);
 
  private:
+  // Calls part(bytes, num_bytes) for every piece of a block: keys, values and scales of each layer, in a fixed order.
+  template <typename Part>
+  void EachPart(int block, const Part& part) const;
+
   Shape shape_;
   KvFormat format_;
   int num_blocks_, block_size_;

@@ -10,7 +10,7 @@ import numpy as np
 from headrace.core.request import Request, TokenLogprobs
 from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import DEFAULT_CLASS, NO_TARGETS, ServiceLevel
-from headrace.core.step import PendingMask, StepPlan, StepResult
+from headrace.core.step import BlockTransfer, PendingMask, StepPlan, StepResult, TransferKind
 
 
 class ManualClock:
@@ -48,26 +48,31 @@ class ContentExecutor:
     """An executor whose KV memory remembers the token written to each slot.
 
     The next token is a hash of what the sequence's slots *contain*, so any fault in block tables, sharing,
-    eviction or recomputation changes the output. ``plans`` keeps every plan executed.
+    eviction, swapping or recomputation changes the output. ``plans`` keeps every plan executed.
     """
 
     num_blocks: int
     block_size: int
     vocab_size: int = 50
+    num_host_blocks: int = 0
+    num_disk_blocks: int = 0
     step_s: float = 0.01
     fail_seq_ids: set[int] = field(default_factory=set)
+    damaged_disk_slots: set[int] = field(default_factory=set)
     plans: list[StepPlan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._slots = np.full((self.num_blocks, self.block_size), -1, dtype=np.int64)
+        shapes = [(count, self.block_size) for count in (self.num_blocks, self.num_host_blocks, self.num_disk_blocks)]
+        self._slots, self._host, self._disk = (np.full(shape, -1, dtype=np.int64) for shape in shapes)
 
     def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         self.plans.append(plan)
+        failed_transfers = [transfer for transfer in plan.transfers if not self._is_done(transfer)]
         for item in plan.scheduled:
             for position, token_id in enumerate(item.token_ids, item.start):
                 block_id = item.block_ids[position // self.block_size]
                 self._slots[block_id, position % self.block_size] = token_id
-        result = StepResult(sampled_token_ids=[], elapsed_s=self.step_s)
+        result = StepResult(sampled_token_ids=[], elapsed_s=self.step_s, failed_transfers=tuple(failed_transfers))
         for item in plan.scheduled:
             content = self._slots[item.block_ids].reshape(-1)[: item.end]
             assert (content >= 0).all(), f"sequence {item.seq_id} reads a slot nobody wrote"
@@ -86,6 +91,20 @@ class ContentExecutor:
 
     def close(self) -> None:
         self._slots = np.empty((0, 0), dtype=np.int64)
+
+    def _is_done(self, transfer: BlockTransfer) -> bool:
+        """Copy a block; a damaged slot of the disk cannot be read."""
+        memories = {
+            TransferKind.OFFLOAD: (self._slots, self._host),
+            TransferKind.RESTORE: (self._host, self._slots),
+            TransferKind.SPILL: (self._host, self._disk),
+            TransferKind.FETCH: (self._disk, self._host),
+        }
+        if transfer.kind is TransferKind.FETCH and transfer.source in self.damaged_disk_slots:
+            return False
+        source, target = memories[transfer.kind]
+        target[transfer.target] = source[transfer.source]
+        return True
 
 
 def make_request(

@@ -32,7 +32,7 @@ from headrace.executor.native_weights import pack_model, weight_choice
 from headrace.model.config_parser import parse_model_config
 from headrace.native.program import NativeProgram
 from headrace.scheduler.policy import FcfsPolicy
-from headrace.scheduler.scheduler import Scheduler
+from headrace.scheduler.scheduler import BatchLimits, Scheduler
 
 NUM_SPARE_TOKENS = 64
 WARM_UP_TOKENS = range(16, 513)
@@ -129,7 +129,11 @@ def _build_for(config: EngineConfig, kernels: str) -> Engine:
     sizes = runtime_sizes(config, info.num_blocks, info.max_model_len, threads)
     executor = NativeExecutor(program, sizes, kv_format(config.kv_cache_dtype, choice))
     kv = KVCacheManager(info.num_blocks, config.block_size, config.enable_prefix_caching)
-    scheduler = Scheduler(kv, FcfsPolicy(config.max_num_batched_tokens), config.max_num_seqs, info.max_model_len)
+    scheduler = Scheduler(
+        kv,
+        FcfsPolicy(config.max_num_batched_tokens),
+        BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, info.max_model_len),
+    )
     texts = TokenizerTexts(load_tokenizer(path, config.tokenizer))
     return Engine(scheduler, kv, executor, texts, WallClock(), msgspec.structs.replace(info, kernels=kernels))
 

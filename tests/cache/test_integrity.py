@@ -26,7 +26,7 @@ def kv() -> KVCacheManager:
 
 
 def upper_node(kv: KVCacheManager) -> RadixNode:
-    [node] = [node for node in kv._tree.nodes() if node.token_ids == [1]]
+    [node] = [node for node in kv._prefixes.tree.nodes() if node.token_ids == [1]]
     return node
 
 
@@ -44,7 +44,7 @@ def cache_a_block_twice(kv: KVCacheManager) -> None:
 
 
 def leak_a_lock(kv: KVCacheManager) -> None:
-    kv._tree.lock(kv._match(make_sequence(9, [1]), 1))
+    kv._prefixes.tree.lock(kv._prefixes.match(make_sequence(9, [1]), 1))
 
 
 def drop_a_lock_too_many(kv: KVCacheManager) -> None:
@@ -52,28 +52,28 @@ def drop_a_lock_too_many(kv: KVCacheManager) -> None:
 
 
 def lose_a_lock_of_a_namespace(kv: KVCacheManager) -> None:
-    node = kv._tree.lock(kv._match(make_sequence(9, [1], "other"), 1))
+    node = kv._prefixes.tree.lock(kv._prefixes.match(make_sequence(9, [1], "other"), 1))
     node.lock_count -= 1
 
 
 def miscount_nodes(kv: KVCacheManager) -> None:
-    kv._tree._num_nodes += 1
+    kv._prefixes.tree._num_nodes += 1
 
 
 def miscount_cached_blocks(kv: KVCacheManager) -> None:
-    kv._tree._num_blocks += 1
+    kv._prefixes.tree._num_blocks += 1
 
 
 def miscount_evictable_blocks(kv: KVCacheManager) -> None:
-    kv._tree._num_evictable_blocks -= 1
+    kv._prefixes.tree._num_evictable_blocks -= 1
 
 
 def put_a_parent_before_its_children(kv: KVCacheManager) -> None:
-    kv._tree._unlocked.move_to_end(upper_node(kv), last=False)
+    kv._prefixes.tree._unlocked.move_to_end(upper_node(kv), last=False)
 
 
 def forget_to_queue_a_leaf(kv: KVCacheManager) -> None:
-    kv._tree._unlocked.popitem(last=False)
+    kv._prefixes.tree._unlocked.popitem(last=False)
 
 
 def break_a_link_to_a_parent(kv: KVCacheManager) -> None:

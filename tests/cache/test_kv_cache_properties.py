@@ -48,7 +48,7 @@ class ManySequences(RuleBasedStateMachine):
     def cached_prefixes(self) -> set[Content]:
         """Every prefix in the cache, read off the nodes one by one, without the code that matches."""
         found: set[Content] = set()
-        for node in self.kv._tree.nodes():
+        for node in self.kv._prefixes.tree.nodes():
             tokens = tuple(token_id for step in node.path() for token_id in step.token_ids)
             for back in range(len(node.block_ids)):
                 found.add((node.namespace, tokens[: len(tokens) - back * self.block_size]))
@@ -205,7 +205,7 @@ class ManySequences(RuleBasedStateMachine):
         for seq in self.live:
             self.kv.release(seq)
         assert not self.kv._holders
-        assert not self.kv._in_flight
+        assert not self.kv._prefixes.in_flight
         assert not self.kv._uncounted_queries
         assert self.kv.num_private_blocks == 0
         assert self.kv.num_available_blocks == self.kv.num_blocks

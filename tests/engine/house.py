@@ -12,7 +12,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.stop_matcher import StopStrings
 from headrace.engine.text_stream import TextStream
 from headrace.scheduler.policy import FcfsPolicy
-from headrace.scheduler.scheduler import Scheduler
+from headrace.scheduler.scheduler import BatchLimits, Scheduler
 from tests.fakes import ContentExecutor, ManualClock
 
 VOCAB_SIZE = 50
@@ -53,7 +53,7 @@ class House:
         self.kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=True)
         self.executor = ContentExecutor(num_blocks, block_size, VOCAB_SIZE) if executor is None else executor
         self.clock = ManualClock()
-        self.scheduler = Scheduler(self.kv, FcfsPolicy(budget), max_num_seqs, max_model_len)
+        self.scheduler = Scheduler(self.kv, FcfsPolicy(budget), BatchLimits(max_num_seqs, budget, max_model_len))
         self.engine = Engine(
             self.scheduler,
             self.kv,

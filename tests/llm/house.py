@@ -13,7 +13,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.factory import TokenizerTexts
 from headrace.llm.loading import LoadedModel
 from headrace.scheduler.policy import FcfsPolicy
-from headrace.scheduler.scheduler import Scheduler
+from headrace.scheduler.scheduler import BatchLimits, Scheduler
 from tests.fakes import ContentExecutor, expected_output
 
 VOCAB_SIZE = 60
@@ -74,7 +74,11 @@ class House:
     def __init__(self, num_blocks: int = 64) -> None:
         self.kv = KVCacheManager(num_blocks, INFO.block_size, enable_prefix_caching=True)
         self.executor = ContentExecutor(num_blocks, INFO.block_size, VOCAB_SIZE)
-        scheduler = Scheduler(self.kv, FcfsPolicy(INFO.max_num_batched_tokens), INFO.max_num_seqs, MAX_MODEL_LEN)
+        scheduler = Scheduler(
+            self.kv,
+            FcfsPolicy(INFO.max_num_batched_tokens),
+            BatchLimits(INFO.max_num_seqs, INFO.max_num_batched_tokens, MAX_MODEL_LEN),
+        )
         texts = TokenizerTexts(CharTokenizer(), NoGrammars())  # type: ignore[arg-type]
         self.engine = Engine(scheduler, self.kv, self.executor, texts, WallClock(), INFO)
         self.loaded = LoadedModel(self.engine, CharTokenizer(), RoleChat())

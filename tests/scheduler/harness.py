@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from headrace.cache.kv_cache import KVCacheManager
+from headrace.cache.tiers import BlockTiers
 from headrace.core.request import FinishReason, Request
 from headrace.core.sequence import Sequence
 from headrace.core.step import StepPlan
 from headrace.scheduler.build import BatchLimits, PolicyName, build_scheduler
 from headrace.scheduler.cost_model import StepCostModel, StepCosts
+from headrace.scheduler.preemption import SwapChoice
 from headrace.scheduler.scheduler import SequenceUpdate
 from tests.fakes import ContentExecutor, ManualClock
 
@@ -27,16 +29,22 @@ class Harness:
         policy: PolicyName = "fcfs",
         prefix_caching: bool = True,
         costs: StepCosts | None = None,
+        tiers: BlockTiers | None = None,
+        swap_choice: SwapChoice | None = None,
     ) -> None:
+        tiers = BlockTiers() if tiers is None else tiers
         self.budget = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
-        self.kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=prefix_caching)
+        self.kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=prefix_caching, tiers=tiers)
         limits = BatchLimits(max_num_seqs, max_num_batched_tokens, max_model_len)
-        self.scheduler = build_scheduler(policy, self.kv, limits, StepCostModel(costs))
-        self.executor = ContentExecutor(num_blocks, block_size)
+        self.scheduler = build_scheduler(policy, self.kv, limits, StepCostModel(costs), swap_choice=swap_choice)
+        self.executor = ContentExecutor(
+            num_blocks, block_size, num_host_blocks=tiers.host.num_slots, num_disk_blocks=tiers.disk.num_slots
+        )
         self.clock = ManualClock()
         self.sequences: list[Sequence] = []
         self.ended: dict[int, FinishReason] = {}
+        self.failing_steps: set[int] = set()
 
     def add(self, request: Request, index: int = 0) -> Sequence:
         seq = Sequence(len(self.sequences), request, index, EOS)
@@ -54,17 +62,22 @@ class Harness:
             self._note_end(seq)
         had_work = self.scheduler.has_work
         plan = self.scheduler.schedule(self.clock.now())
-        assert bool(plan.scheduled) == had_work, "work but no progress, or progress from nothing"
+        assert plan.is_empty != had_work, "work but no progress, or progress from nothing"
         assert plan.num_tokens <= self.budget
         assert len(plan.scheduled) <= self.max_num_seqs
         assert len({item.seq_id for item in plan.scheduled}) == len(plan.scheduled)
         self.clock.advance(self.executor.step_s)
-        updates = self.scheduler.update(plan, self.executor.execute(plan, None), self.clock.now())
+        updates = self._outcome(plan)
         for update in updates:
             if update.seq.is_finished:
                 self._note_end(update.seq)
         assert self.kv.check() == []
         return plan, updates
+
+    def _outcome(self, plan: StepPlan) -> list[SequenceUpdate]:
+        if plan.step_id in self.failing_steps:
+            return self.scheduler.fail_step(plan, "the step failed")
+        return self.scheduler.update(plan, self.executor.execute(plan, None), self.clock.now())
 
     def run(self, max_steps: int = 10_000) -> int:
         """Step until idle and return how many steps it took."""

@@ -22,7 +22,7 @@ from headrace.engine.inprocess import InProcessClient
 from headrace.engine.metrics import Metrics
 from headrace.engine.tokenizer import Tokenizer, load_tokenizer
 from headrace.scheduler.policy import FcfsPolicy
-from headrace.scheduler.scheduler import Scheduler
+from headrace.scheduler.scheduler import BatchLimits, Scheduler
 from tests.fakes import ContentExecutor
 from tests.server.harness import MODEL, PATIENCE_S, Backend, RunningServer
 from tests.tiny_model import VOCAB_SIZE
@@ -89,7 +89,7 @@ def executor_backend(
         max_num_batched_tokens=64,
         max_num_queued_reqs=max_num_queued_reqs,
     )
-    scheduler = Scheduler(kv, FcfsPolicy(64), max_num_seqs, MAX_MODEL_LEN)
+    scheduler = Scheduler(kv, FcfsPolicy(64), BatchLimits(max_num_seqs, 64, MAX_MODEL_LEN))
     return _backend(
         Engine(scheduler, kv, executor, TokenizerTexts(tokenizer, NoGrammars()), WallClock(), info), tokenizer
     )

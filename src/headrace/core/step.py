@@ -12,10 +12,11 @@ frozen dataclass takes, and takes no part in garbage collection.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -88,13 +89,44 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
         return self.start + len(self.token_ids)
 
 
+class TransferKind(enum.Enum):
+    """Between which two tiers a block's content is copied, and in which direction.
+
+    The device's blocks are those that kernels read. Below them lie the host tier and, below that, the disk tier;
+    each numbers its slots from 0.
+    """
+
+    OFFLOAD = "device to host"
+    RESTORE = "host to device"
+    SPILL = "host to disk"
+    FETCH = "disk to host"
+
+
+class BlockTransfer(NamedTuple):
+    """Copy all of a KV block's content from one tier's slot ``source`` to another's slot ``target``."""
+
+    kind: TransferKind
+    source: int
+    target: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step's decision, complete and nothing else."""
+    """One step's decision, complete and nothing else.
+
+    ``transfers`` are done in order, each after the one before it has taken effect, and all of them before anything
+    is computed. A plan may have nothing but transfers.
+    """
 
     step_id: int
     scheduled: tuple[ScheduledSequence, ...]
     preempted_seq_ids: tuple[int, ...] = ()
+    transfers: tuple[BlockTransfer, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to execute."""
+        return not (self.scheduled or self.transfers)
 
     @property
     def num_tokens(self) -> int:
@@ -109,6 +141,7 @@ class StepPlan:
         text = repr(
             [(s.seq_id, s.start, list(s.token_ids), s.block_ids.tolist(), s.sample is not None) for s in self.scheduled]
             + [self.preempted_seq_ids]
+            + [(t.kind.value, t.source, t.target) for t in self.transfers]
         )
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -121,7 +154,9 @@ class StepResult:
     ``failed`` maps a sequence id to a message when its logits were unusable (NaN or inf): its sampled
     entry is -1 and must be ignored. ``logprobs`` maps a sequence id to the log-probabilities of its
     sampled token where they were asked for, ``prompt_logprobs`` likewise for the rows of its
-    ``PromptLogprobSpec``. ``elapsed_s`` is how long the step took.
+    ``PromptLogprobSpec``. ``elapsed_s`` is how long the step took, ``transfer_s`` the part of it that went into the
+    plan's transfers. ``failed_transfers`` are fetches that did not bring back what was spilled (a damaged file): their
+    targets hold nothing. No other kind of transfer may fail without failing the step.
     """
 
     sampled_token_ids: list[int]
@@ -129,6 +164,8 @@ class StepResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    transfer_s: float = 0.0
+    failed_transfers: tuple[BlockTransfer, ...] = ()
 
 
 TokenMask = NDArray[np.int32]

@@ -136,7 +136,7 @@ class Engine:
         outputs.extend(self._overdue_output(seq, error) for seq, error in self._scheduler.end_overdue(now))
         plan = self._scheduler.schedule(now)
         self._last_step = (0, 0, 0.0)
-        if plan.scheduled:
+        if not plan.is_empty:
             outputs.extend(self._output(update) for update in self._execute(plan))
         elif not outputs and self._constraints.num_waiting:
             self._constraints.wait(GRAMMAR_WAIT_S)

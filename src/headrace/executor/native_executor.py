@@ -82,6 +82,11 @@ class NativeExecutor:
     def num_blocks(self) -> int:
         return self._runtime.num_blocks
 
+    @property
+    def block_memory(self) -> NativeRuntime:
+        """The KV memory, for copying whole blocks out of it and into it."""
+        return self._runtime
+
     def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         started = time.perf_counter()
         batch = ForwardBatch.from_plan(plan, self._block_size)

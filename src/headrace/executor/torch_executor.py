@@ -106,6 +106,11 @@ class TorchExecutor:
     def num_blocks(self) -> int:
         return self._kv.num_blocks
 
+    @property
+    def block_memory(self) -> PagedKVMemory:
+        """The KV memory, for copying whole blocks out of it and into it."""
+        return self._kv
+
     def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         """Run one step. Raises whatever torch raises (out of memory, say): the whole step has failed then."""
         started = time.perf_counter()

@@ -5,7 +5,9 @@ Knows slots and block ids, not sequences: who owns a block is ``headrace.cache``
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.core.model_config import ModelConfig
@@ -30,6 +32,7 @@ class PagedKVMemory:
         self.num_blocks = num_blocks
         shape = (2, config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         memory = torch.zeros(shape, dtype=dtype, device=device)
+        self._contents = memory.view(torch.uint8).flatten(3)  # [2, num_layers, num_blocks, bytes of a layer's block]
         self.keys: list[Tensor] = list(memory[0].unbind())
         self.values: list[Tensor] = list(memory[1].unbind())
 
@@ -47,3 +50,42 @@ class PagedKVMemory:
         keys = self.keys[layer].flatten(0, 1).index_select(0, slots)
         values = self.values[layer].flatten(0, 1).index_select(0, slots)
         return keys, values
+
+    # -- whole blocks -------------------------------------------------------------------------------
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block's keys and values in all layers."""
+        return self._contents.numel() // self.num_blocks
+
+    def host_arena(self, num_slots: int) -> NDArray[np.uint8]:
+        """Host memory for the content of so many blocks, ``[num_slots, block_bytes]``; pinned beside a GPU."""
+        arena = torch.empty((num_slots, self.block_bytes), dtype=torch.uint8, pin_memory=self._contents.is_cuda)
+        contents: NDArray[np.uint8] = arena.numpy()
+        return contents
+
+    def copy_out(self, block_ids: NDArray[np.int32], contents: NDArray[np.uint8], rows: NDArray[np.int32]) -> None:
+        """Copy the content of block ``block_ids[i]`` to ``contents[rows[i]]``."""
+        gathered = self._contents[:, :, self._index(block_ids)].movedim(2, 0).flatten(1)  # [N, block_bytes]
+        host = torch.from_numpy(contents)
+        for row, content in zip(rows.tolist(), gathered.unbind(), strict=True):
+            host[row].copy_(content, non_blocking=True)
+        self._finish_copies()
+
+    def copy_in(self, block_ids: NDArray[np.int32], contents: NDArray[np.uint8], rows: NDArray[np.int32]) -> None:
+        """Copy ``contents[rows[i]]`` to block ``block_ids[i]``."""
+        host = torch.from_numpy(contents)
+        gathered = torch.empty((len(rows), self.block_bytes), dtype=torch.uint8, device=self._contents.device)
+        for row, content in zip(rows.tolist(), gathered.unbind(), strict=True):
+            content.copy_(host[row], non_blocking=True)
+        num_layers = self._contents.shape[1]
+        self._contents[:, :, self._index(block_ids)] = gathered.view(len(rows), 2, num_layers, -1).movedim(0, 2)
+        self._finish_copies()
+
+    def _index(self, block_ids: NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(block_ids).to(self._contents.device, torch.int64)
+
+    def _finish_copies(self) -> None:
+        """Wait for copies from and to pinned memory, which somebody else may write next."""
+        if self._contents.is_cuda:
+            torch.cuda.current_stream(self._contents.device).synchronize()

@@ -202,6 +202,23 @@ class NativeRuntime:
         self._program.hidden(self._workspace, hidden)
         return hidden
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one KV block's content in all layers, an int8 cache's scales included."""
+        return self._kv.block_bytes
+
+    def host_arena(self, num_slots: int) -> NDArray[np.uint8]:
+        """Memory for the content of so many blocks, ``[num_slots, block_bytes]``."""
+        return np.empty((num_slots, self._kv.block_bytes), np.uint8)
+
+    def copy_out(self, block_ids: Int32Array, contents: NDArray[np.uint8], rows: Int32Array) -> None:
+        """Copy the content of block ``block_ids[i]`` to ``contents[rows[i]]``."""
+        self._kv.copy_out(block_ids, contents, rows)
+
+    def copy_in(self, block_ids: Int32Array, contents: NDArray[np.uint8], rows: Int32Array) -> None:
+        """Copy ``contents[rows[i]]`` to block ``block_ids[i]``."""
+        self._kv.copy_in(block_ids, contents, rows)
+
     def clear_slots(self, slots: Int32Array) -> None:
         """Zero what slots hold in every layer."""
         self._kv.clear_slots(slots)

@@ -5,25 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
-import msgspec
-
 from headrace.cache.kv_cache import KVCacheManager
 from headrace.scheduler.chunks import num_matchable_tokens
 from headrace.scheduler.cost_model import StepCostModel
 from headrace.scheduler.meters import SchedulingMeters
 from headrace.scheduler.policy import FcfsPolicy, PriorityPolicy, SchedulerListener, SchedulingPolicy
-from headrace.scheduler.scheduler import Scheduler
+from headrace.scheduler.preemption import SwapChoice, SwapWhenCheaper
+from headrace.scheduler.scheduler import BatchLimits, Scheduler
 from headrace.scheduler.slo import SloPolicy
 
+__all__ = ["BatchLimits", "PolicyName", "build_scheduler"]
+
 PolicyName = Literal["slo", "fcfs", "priority"]
-
-
-class BatchLimits(msgspec.Struct, frozen=True):
-    """Most sequences and tokens in a step, and most tokens in a sequence."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
 
 
 def build_scheduler(
@@ -32,11 +25,16 @@ def build_scheduler(
     limits: BatchLimits,
     costs: StepCostModel,
     listeners: Sequence[SchedulerListener] = (),
+    swap_choice: SwapChoice | None = None,
 ) -> Scheduler:
-    """A scheduler over ``kv`` that learns into ``costs``; ``listeners`` hear it after its policy."""
+    """A scheduler over ``kv`` that learns into ``costs``; ``listeners`` hear it after its policy.
+
+    Unless ``swap_choice`` decides otherwise, victims are swapped out where that takes less time than computing again.
+    """
     meters = SchedulingMeters(costs)
     chosen, heard = _POLICIES[policy](kv, limits, meters)
-    return Scheduler(kv, chosen, limits.max_num_seqs, limits.max_model_len, meters, (*heard, *listeners))
+    swap_choice = SwapWhenCheaper(meters) if swap_choice is None else swap_choice
+    return Scheduler(kv, chosen, limits, meters, (*heard, *listeners), swap_choice)
 
 
 _Built = tuple[SchedulingPolicy, tuple[SchedulerListener, ...]]

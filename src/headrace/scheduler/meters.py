@@ -1,4 +1,4 @@
-"""What is learned while a scheduler runs, whatever its policy: the cost of steps and each tenant's service."""
+"""What is learned while a scheduler runs, whatever its policy: what steps and copies cost, each tenant's service."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from headrace.core.step import StepPlan, StepResult
 from headrace.scheduler.cost_model import StepCostModel, StepFeatures
 from headrace.scheduler.fairness import ServiceCounters
 from headrace.scheduler.policy import SchedulerListener
+from headrace.scheduler.transfer_costs import TransferCosts
 
 
 class SchedulingMeters(SchedulerListener):
-    """Keeps the cost model and the service counters up to date."""
+    """Keeps the cost models and the service counters up to date."""
 
     def __init__(self, costs: StepCostModel | None = None) -> None:
         self.costs = StepCostModel() if costs is None else costs
+        self.transfers = TransferCosts()
         self.counters = ServiceCounters()
 
     def on_queued(self, seq: Sequence) -> None:
@@ -26,7 +28,8 @@ class SchedulingMeters(SchedulerListener):
             self.counters.charge_admission(seq)
 
     def on_step(self, plan: StepPlan, result: StepResult, running: Mapping[int, Sequence], now: float) -> None:
-        self.costs.observe(StepFeatures.of(plan), result.elapsed_s)
+        self.costs.observe(StepFeatures.of(plan), result.elapsed_s - result.transfer_s)
+        self.transfers.observe(plan, result)
         self.counters.charge_step(plan, running)
         self.counters.refresh(now)
 

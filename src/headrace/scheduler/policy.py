@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from headrace.core.sequence import Sequence
 from headrace.core.step import StepPlan, StepResult
 from headrace.scheduler.waiting_queue import KeyedQueue, SortKey, WaitingLine
+from headrace.scheduler.waits import Waits
 
 UNBOUNDED: Final = 1 << 30
 
@@ -75,7 +76,10 @@ class SchedulerListener:
         """A new sequence is about to wait for the first time."""
 
     def on_admitted(self, seq: Sequence, now: float) -> None:
-        """A waiting sequence started; its ``num_computed_tokens`` came from the prefix cache."""
+        """A waiting sequence started; its ``num_computed_tokens`` came from the caches."""
+
+    def on_planned(self, plan: StepPlan, waits: Waits, now: float) -> None:
+        """A step was decided; ``waits`` tells who was left out of it and why."""
 
     def on_step(self, plan: StepPlan, result: StepResult, running: Mapping[int, Sequence], now: float) -> None:
         """A step was computed; its outcome has not been applied to ``running`` yet."""

@@ -24,12 +24,26 @@ from headrace.scheduler.chunks import num_matchable_tokens, scheduled_chunk, tak
 from headrace.scheduler.deadlines import Deadlines
 from headrace.scheduler.meters import SchedulingMeters
 from headrace.scheduler.policy import NO_LIMIT, SchedulerListener, SchedulingPolicy
+from headrace.scheduler.preemption import AlwaysRecompute, SwapChoice
+from headrace.scheduler.waiting_queue import WaitingLine
+from headrace.scheduler.waits import WaitReason, Waits
 
 WATERMARK = 0.01
 """Share of the pool that must stay free when a sequence starts beside others."""
 
 MAX_HELD_BACK = 64
-"""Most waiting sequences passed over in one step because a running one is computing their prefix."""
+"""Most waiting sequences passed over in one step because what they would compute can soon be had for less."""
+
+MAX_FETCHED_AHEAD = 4
+"""How many of those next in line have their blocks brought back from disk."""
+
+
+class BatchLimits(msgspec.Struct, frozen=True):
+    """Most sequences and tokens in a step, and most tokens in a sequence."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
 
 
 class SequenceUpdate(msgspec.Struct, frozen=True, gc=False):
@@ -56,17 +70,17 @@ class Scheduler:
         self,
         kv: KVCacheManager,
         policy: SchedulingPolicy,
-        max_num_seqs: int,
-        max_model_len: int,
+        limits: BatchLimits,
         meters: SchedulingMeters | None = None,
         listeners: SequenceOf[SchedulerListener] = (),
+        swap_choice: SwapChoice | None = None,
     ) -> None:
         self._kv = kv
         self._policy = policy
-        self._max_num_seqs = max_num_seqs
-        self._max_model_len = max_model_len
+        self._limits = limits
         self.meters = SchedulingMeters() if meters is None else meters
         self._listeners: tuple[SchedulerListener, ...] = (self.meters, *listeners)
+        self._swap_choice: SwapChoice = AlwaysRecompute() if swap_choice is None else swap_choice
         self._watermark_tokens = int(kv.num_blocks * WATERMARK) * kv.block_size
         self._waiting = policy.line
         self._deadlines = Deadlines()
@@ -97,7 +111,7 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence. Its longest possible form must fit the pool: see ``max_num_tokens``."""
-        assert self._kv.fits(max_num_tokens(seq, self._max_model_len))
+        assert self._kv.fits(max_num_tokens(seq, self._limits.max_model_len))
         for listener in self._listeners:
             listener.on_queued(seq)
         self._waiting.push(seq)
@@ -121,7 +135,7 @@ class Scheduler:
             self._waiting.discard(seq)
         else:
             del self._running[seq.seq_id]
-            self._kv.release(seq)
+        self._kv.discard(seq)
         for listener in self._listeners:
             listener.on_finished(seq)
 
@@ -130,19 +144,27 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Decide the next step. The plan is empty only when there is no work at all."""
         shape = self._policy.shape_step(self._running.values(), now)
-        draft = _StepDraft(shape.token_budget, min(shape.max_starts, self._max_num_seqs - len(self._running)), now)
+        draft = _StepDraft(
+            shape.token_budget, min(shape.max_starts, self._limits.max_num_seqs - len(self._running)), now
+        )
         for seq in shape.first:
             self._continue(seq, draft)
         for urgency, seq in shape.rest:
             self._admit_waiting(draft, urgency)
             self._continue(seq, draft)
         self._admit_waiting(draft, NO_LIMIT)
+        _fetch_ahead(self._waiting, self._kv, now)
         self._step_id += 1
-        return StepPlan(
+        plan = StepPlan(
             step_id=self._step_id,
             scheduled=tuple(scheduled_chunk(seq, count) for seq, count in draft.chunks.values()),
             preempted_seq_ids=tuple(seq.seq_id for seq in draft.preempted),
+            transfers=self._kv.take_transfers(),
         )
+        waits = draft.waits(len(self._waiting), self._limits.max_num_seqs - len(self._running))
+        for listener in self._listeners:
+            listener.on_planned(plan, waits, now)
+        return plan
 
     def _continue(self, seq: Sequence, draft: _StepDraft) -> None:
         if draft.budget <= 0 or seq.status is not SequenceStatus.RUNNING:
@@ -163,6 +185,8 @@ class Scheduler:
     def _preempt(self, seq: Sequence, draft: _StepDraft) -> None:
         draft.take_back(seq)
         draft.preempted.append(seq)
+        if self._swap_choice.prefers_swap(seq, self._kv.block_size):
+            self._kv.swap_out(seq)  # or, without room in the host tier, not: then it is computed again
         self._kv.release(seq)
         del self._running[seq.seq_id]
         seq.num_computed_tokens = 0
@@ -182,8 +206,10 @@ class Scheduler:
             seq = self._waiting.pop(urgency, draft.now)
             if seq is None:
                 break
-            if self._should_wait_for_prefix(seq):
+            reason = self._reason_to_hold(seq)
+            if reason is not None:
                 held_back.append(seq)
+                draft.held.append((seq, reason))
             elif self._is_still_blocked(seq) or not self._try_admit(seq, draft):
                 held_back.append(seq)
                 draft.is_full = True
@@ -226,15 +252,19 @@ class Scheduler:
             return False
         return self._kv.num_available_blocks <= self._blocked[1]
 
-    def _should_wait_for_prefix(self, seq: Sequence) -> bool:
-        """Whether a running sequence is about to commit a block that ``seq`` could take over instead of computing."""
-        may_match_all = num_matchable_tokens(seq) == seq.num_tokens - 1
-        return may_match_all and self._kv.is_being_computed(seq)
+    def _reason_to_hold(self, seq: Sequence) -> WaitReason | None:
+        """Why a waiting sequence should let others go first: what it would compute can soon be had for less."""
+        num_matchable = num_matchable_tokens(seq)
+        may_match_all = num_matchable == seq.num_tokens - 1
+        if may_match_all and self._kv.is_being_computed(seq):
+            return WaitReason.SHARED_PREFIX
+        return WaitReason.DISK if self._kv.fetch(seq, num_matchable) else None
 
     # -- taking in what happened -------------------------------------------------------------------
 
     def update(self, plan: StepPlan, result: StepResult, now: float) -> list[SequenceUpdate]:
         """Apply a step's outcome, in plan order: advance, append, commit, and end what is complete."""
+        self._kv.settle(result.failed_transfers)
         for listener in self._listeners:
             listener.on_step(plan, result, self._running, now)
         sampled = iter(result.sampled_token_ids)
@@ -258,6 +288,7 @@ class Scheduler:
 
     def fail_step(self, plan: StepPlan, message: str) -> list[SequenceUpdate]:
         """End every sequence of a plan that the executor could not run."""
+        self._kv.abandon()
         updates = []
         for item in plan.scheduled:
             seq = self._running[item.seq_id]
@@ -274,7 +305,7 @@ class Scheduler:
             self.finish(seq, FinishReason.STOP, token_id)
         elif token_id in seq.eos_token_ids and not sampling.ignore_eos:
             self.finish(seq, FinishReason.STOP)
-        elif seq.num_tokens >= max_num_tokens(seq, self._max_model_len):
+        elif seq.num_tokens >= max_num_tokens(seq, self._limits.max_model_len):
             self.finish(seq, FinishReason.LENGTH)
 
 
@@ -284,7 +315,7 @@ class _StepDraft:
     ``max_starts`` more sequences may start. The step ``is_full`` when one could not for lack of KV blocks.
     """
 
-    __slots__ = ("budget", "chunks", "is_full", "max_starts", "now", "preempted")
+    __slots__ = ("budget", "chunks", "held", "is_full", "max_starts", "now", "preempted")
 
     def __init__(self, budget: int, max_starts: int, now: float) -> None:
         self.budget = budget
@@ -293,6 +324,7 @@ class _StepDraft:
         self.is_full = False
         self.chunks: dict[int, tuple[Sequence, int]] = {}
         self.preempted: list[Sequence] = []
+        self.held: list[tuple[Sequence, WaitReason]] = []
 
     def give(self, seq: Sequence, num_tokens: int) -> None:
         self.chunks[seq.seq_id] = (seq, num_tokens)
@@ -301,6 +333,31 @@ class _StepDraft:
     def take_back(self, seq: Sequence) -> None:
         _, num_tokens = self.chunks.pop(seq.seq_id, (seq, 0))
         self.budget += num_tokens
+
+    def waits(self, num_waiting: int, num_free_seqs: int) -> Waits:
+        """Why those who still wait do, now that the step is decided."""
+        reason = None
+        if num_waiting == 0:
+            pass
+        elif self.preempted or self.is_full:
+            reason = WaitReason.KV_BLOCKS
+        elif num_free_seqs <= 0:
+            reason = WaitReason.MAX_NUM_SEQS
+        elif self.budget <= 0:
+            reason = WaitReason.BUDGET
+        return Waits(reason, tuple(self.held))
+
+
+def _fetch_ahead(waiting: WaitingLine, kv: KVCacheManager, now: float) -> None:
+    """Bring blocks back from disk for those that are next in line, before their turn comes."""
+    if not kv.tiers.has_disk:
+        return
+    ahead: list[Sequence] = []
+    while len(ahead) < MAX_FETCHED_AHEAD and (seq := waiting.pop(NO_LIMIT, now)) is not None:
+        ahead.append(seq)
+        kv.fetch(seq, num_matchable_tokens(seq))
+    for seq in ahead:
+        waiting.push(seq)
 
 
 def max_num_tokens(seq: Sequence, max_model_len: int) -> int:

@@ -1,0 +1,128 @@
+"""The prefix cache as sequences see it: what it has of their tokens, what they add to it, what is coming.
+
+Joins the radix tree, the blocks in flight and the names by which the tiers below know content. It writes a sequence's
+``prefix_node``, ``num_shared_blocks`` and the shared part of its block table; who owns free and private blocks is
+``KVCacheManager``'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headrace.cache.in_flight import InFlightBlocks
+from headrace.cache.radix_tree import PrefixMatch, RadixNode, RadixTree, pack_tokens
+from headrace.cache.tiers import BlockKey, BlockTiers, namespace_key
+from headrace.core.sequence import Sequence
+
+_FIRST_MATCH_BLOCKS = 64
+_MATCH_GROWTH = 8
+
+
+class PrefixCache:
+    """Locks, extends and evicts prefixes for sequences. One thread only."""
+
+    def __init__(self, block_size: int, tiers: BlockTiers) -> None:
+        self.tree = RadixTree(block_size)
+        self.in_flight = InFlightBlocks()
+        self._block_size = block_size
+        self._tiers = tiers
+
+    def match(self, seq: Sequence, num_blocks: int) -> PrefixMatch:
+        """What the cache has of the first ``num_blocks`` blocks of a sequence.
+
+        Packing a long prompt costs more than matching it, so a short piece is packed at first, and a longer one
+        only if that matched to its end.
+        """
+        num_packed = min(_FIRST_MATCH_BLOCKS, num_blocks)
+        while True:
+            packed = pack_tokens(seq.token_ids[: num_packed * self._block_size])
+            match = self.tree.match(seq.request.cache_salt, packed)
+            if len(match.block_ids) < num_packed or num_packed == num_blocks:
+                return match
+            num_packed = min(num_packed * _MATCH_GROWTH, num_blocks)
+
+    def lock(self, seq: Sequence, num_blocks: int) -> None:
+        """Give a sequence that holds nothing what the cache has of its first ``num_blocks`` blocks."""
+        match = self.match(seq, num_blocks)
+        seq.prefix_node = self.tree.lock(match)
+        seq.num_shared_blocks = len(match.block_ids)
+        seq.block_table.extend(match.block_ids)
+        self._announce_next_block(seq)
+
+    def commit(self, seq: Sequence, node: RadixNode) -> list[int]:
+        """Take over the full private blocks of a sequence that ends at ``node``.
+
+        Where the cache holds the same tokens already, the sequence adopts those blocks; returns the ones it had, which
+        are nobody's now.
+        """
+        start, end = seq.num_shared_blocks, seq.num_computed_tokens // self._block_size
+        own_ids = seq.block_table.ids[start:end].tolist()
+        packed = pack_tokens(seq.token_ids[start * self._block_size : end * self._block_size])
+        before = self.key_before(seq)
+        seq.prefix_node, cached_ids = self.tree.insert(node, packed, own_ids)
+        if not self._tiers.is_off:
+            self._tiers.name_blocks(cached_ids, before, self.packed_blocks(seq, start, end))
+        seq.num_shared_blocks = end
+        self.in_flight.discard(seq.seq_id)
+        self._announce_next_block(seq)
+        if cached_ids == own_ids:
+            return []
+        seq.block_table.replace(start, cached_ids)
+        return [own for own, cached in zip(own_ids, cached_ids, strict=True) if own != cached]
+
+    def evict(self, num_blocks: int) -> list[int]:
+        """Give up the least recently used blocks, which the tiers below keep as far as they have room."""
+        block_ids = self.tree.evict(num_blocks)
+        self._tiers.keep(block_ids)
+        return block_ids
+
+    def is_being_computed(self, seq: Sequence) -> bool:
+        """Whether the block a waiting sequence would compute first is the next one of an admitted sequence.
+
+        If so, waiting for that one's ``commit`` saves computing the block twice. Only blocks that ``lock`` could then
+        find are considered: at least one token of the sequence comes after them.
+        Cost: O(tokens the cache holds of the sequence).
+        """
+        if not self.in_flight:
+            return False
+        limit = (seq.num_tokens - 1) // self._block_size
+        match = self.match(seq, limit)
+        num_matched = len(match.block_ids)
+        if num_matched == limit or not match.ends_with_node:
+            return False
+        return (match.node, self._packed_block(seq, num_matched)) in self.in_flight
+
+    def forget(self, seq: Sequence) -> None:
+        """The sequence shares nothing any more; unlocking its node is the caller's part."""
+        self.in_flight.discard(seq.seq_id)
+        seq.prefix_node = None
+        seq.num_shared_blocks = 0
+
+    # -- names for the tiers below ------------------------------------------------------------------
+
+    def key_before(self, seq: Sequence) -> BlockKey:
+        """The name of what an admitted sequence shares."""
+        return self._key_after(seq.request.cache_salt, seq.block_table.ids[: seq.num_shared_blocks].tolist())
+
+    def look_up(self, seq: Sequence, num_blocks: int) -> tuple[int, BlockKey, Iterator[bytes]]:
+        """How many of a sequence's first blocks are cached, the name of these, and the tokens of those that are not."""
+        block_ids = self.match(seq, num_blocks).block_ids
+        key = self._key_after(seq.request.cache_salt, block_ids)
+        return len(block_ids), key, self.packed_blocks(seq, len(block_ids), num_blocks)
+
+    def packed_blocks(self, seq: Sequence, start: int, end: int) -> Iterator[bytes]:
+        """The tokens of blocks ``[start, end)``, packed when they are asked for."""
+        return (self._packed_block(seq, index) for index in range(start, end))
+
+    def _key_after(self, namespace: str, block_ids: list[int]) -> BlockKey:
+        if self._tiers.is_off or not block_ids:
+            return namespace_key(namespace)
+        return self._tiers.key_of(block_ids[-1])
+
+    def _packed_block(self, seq: Sequence, index: int) -> bytes:
+        start = index * self._block_size
+        return pack_tokens(seq.token_ids[start : start + self._block_size])
+
+    def _announce_next_block(self, seq: Sequence) -> None:
+        if seq.prefix_node is not None and seq.num_tokens >= (seq.num_shared_blocks + 1) * self._block_size:
+            self.in_flight.add(seq.seq_id, seq.prefix_node, self._packed_block(seq, seq.num_shared_blocks))
