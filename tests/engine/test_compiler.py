@@ -16,7 +16,7 @@ from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError
 from headrace.core.progress import NullProgress
 from headrace.core.sampling import SamplingParams
-from headrace.engine import compiler
+from headrace.engine import compiled_folder, compiler
 from headrace.engine.compiler import CompileJob, compile_model
 from headrace.engine.factory import build_engine
 from headrace.engine.tokenizer import load_tokenizer, read_spec
@@ -138,7 +138,7 @@ def test_a_failed_write_leaves_nothing_behind(
         (folder / "weights.bin").write_bytes(b"half")
         raise OSError(number, "Permission denied" if number == errno.EACCES else "some error")
 
-    monkeypatch.setattr(compiler, "write_weights", fail)
+    monkeypatch.setattr(compiled_folder, "write_weights", fail)
     with pytest.raises(ConfigError, match=message):
         compile_model(job(folder_model, tmp_path / "out", checks_accuracy=False, tuning_budget_s=0.0), NullProgress())
     assert list(tmp_path.iterdir()) == []
@@ -148,7 +148,7 @@ def test_a_disk_that_is_too_small_is_found_out_before_writing(
     folder_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type(shutil.disk_usage(tmp_path))(total=10, used=3, free=7)
-    monkeypatch.setattr(compiler.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(compiled_folder.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(ConfigError, match=r"it takes .* KiB, but 7 B are free"):
         compile_model(job(folder_model, tmp_path / "out", checks_accuracy=False, tuning_budget_s=0.0), NullProgress())
     assert list(tmp_path.iterdir()) == []

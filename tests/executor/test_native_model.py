@@ -99,15 +99,14 @@ def test_a_compiled_tuning_is_used_on_its_own_machine_only(weights: NativeWeight
 
 def test_weights_of_another_model_are_refused(model: tuple[ModelConfig, NativeWeights], tmp_path: Path) -> None:
     config, weights = model
+    tuning = choose_tuning(weights, this_host(), 1, tmp_path)
     matrices, vectors = dict(weights.packed.matrices), dict(weights.packed.vectors)
     del matrices["layers.1.down"]
     with pytest.raises(ConfigError, match=r"lack layers\.1\.down"):
-        build_program(config, NativeWeights(PackedModel(matrices, vectors), WeightChoice.INT8), 1, tmp_path)
+        build_program(config, NativeWeights(PackedModel(matrices, vectors), WeightChoice.INT8), tuning)
     matrices["layers.1.down"] = weights.packed.matrices["layers.1.qkv"]
     with pytest.raises(ConfigError, match="do not fit the model"):
-        build_program(config, NativeWeights(PackedModel(matrices, vectors), WeightChoice.INT8), 1, tmp_path)
+        build_program(config, NativeWeights(PackedModel(matrices, vectors), WeightChoice.INT8), tuning)
     del vectors["final_norm"]
     with pytest.raises(ConfigError):
-        build_program(
-            config, NativeWeights(PackedModel(weights.packed.matrices, vectors), WeightChoice.INT8), 1, tmp_path
-        )
+        build_program(config, NativeWeights(PackedModel(weights.packed.matrices, vectors), WeightChoice.INT8), tuning)

@@ -71,6 +71,7 @@ def _remove(model: str | None) -> tuple[str, object]:
     from headrace.checkpoint.inventory import remove_model
     from headrace.checkpoint.model_cache import ModelCache, cache_folder
     from headrace.checkpoint.reference import packaged_reference
+    from headrace.engine.compiled_cache import COMPILED_FOLDER, CompiledCache
 
     if model is None:
         raise ConfigError("rm needs the model to remove; headrace models lists them")
@@ -79,7 +80,11 @@ def _remove(model: str | None) -> tuple[str, object]:
         raise unknown_alias(model)
     if packaged is None:
         raise ConfigError(f"{model} is not a model of the cache; rm deletes only what pull fetched, by its listed name")
-    removed = remove_model(packaged, ModelCache(cache_folder()))
+    cache = ModelCache(cache_folder())
+    path = cache.find(packaged)
+    removed = remove_model(packaged, cache)
+    if path is not None:
+        CompiledCache(cache_folder() / COMPILED_FOLDER).forget(path)
     return f"removed {removed.name}, {format_bytes(removed.num_bytes)}", removed
 
 

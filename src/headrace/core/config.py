@@ -63,6 +63,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "native", "torch"],
         _meta("model", "what executes the model; auto is native, torch is the slower reference", aliases=("device",)),
     ] = "auto"
+    compile_cache: Annotated[
+        bool, _meta("model", "keep packed weights in the cache folder, so that the next start only maps them")
+    ] = True
     threads: Annotated[
         _Threads | None, _meta("model", "CPU threads of the executor; default: the cores this process may use")
     ] = None

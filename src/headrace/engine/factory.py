@@ -25,19 +25,25 @@ from headrace.core.compiled_files import is_compiled
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError
 from headrace.core.model_config import ModelConfig
-from headrace.core.progress import Progress
+from headrace.core.progress import NullProgress, Progress
 from headrace.core.sampling import SamplingParams
 from headrace.core.step import Executor
+from headrace.engine.compiled_cache import LEAST_BYTES, compiled_cache
+from headrace.engine.compiled_folder import Compilation, write_compiled
 from headrace.engine.constraints import GrammarSource
 from headrace.engine.engine import Engine
 from headrace.engine.grammars import TokenizerGrammars
 from headrace.engine.limits import Limits, resolve_limits, wanted_len
 from headrace.engine.stop_matcher import StopStrings
 from headrace.engine.text_stream import TextStream
-from headrace.engine.tokenizer import Tokenizer, load_tokenizer
+from headrace.engine.tokenizer import Tokenizer, load_tokenizer, read_spec
 from headrace.executor.memory_budget import available_memory_bytes
 from headrace.model.config_parser import parse_model_config
 from headrace.native.compiled import CompiledModel, open_compiled
+from headrace.native.host import this_host
+from headrace.native.packed_model import PackedModel
+from headrace.native.program import NativeProgram
+from headrace.native.tuning import TuningTable
 from headrace.scheduler.build import BatchLimits, build_scheduler
 from headrace.scheduler.cost_model import StepCostModel
 
@@ -64,7 +70,13 @@ class TokenizerTexts:
         ]
 
 
-_Source = Checkpoint | CompiledModel
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundModel:
+    """What ``path`` holds, or what was compiled from it, with the facts about the model."""
+
+    path: Path
+    source: Checkpoint | CompiledModel
+    model: ModelConfig
 
 
 def build_engine(config: EngineConfig, progress: Progress) -> Engine:
@@ -75,13 +87,13 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     stages = _Stages()
     with stages.timed("resolve"):
         path = resolve_model(config.model, progress)
-        source = open_compiled(path) if is_compiled(path) else open_checkpoint(path)
-        model = source.manifest.model if isinstance(source, CompiledModel) else parse_model_config(source)
+        found = compiled_cache(config).opened(path, config.dtype, open_model)
+        model = found.model
         wanted_len(config, model)  # one the model cannot have is refused before the weights are loaded
     with ThreadPoolExecutor(1, "tokenizer") as beside:
         loading = beside.submit(_load_tokenizer, path, config, stages)
         with stages.timed("weights"):
-            backend = _BACKENDS[config.backend](config, source, model, progress)
+            backend = _BACKENDS[config.backend](config, found, progress)
         tokenizer = loading.result()
     limits = backend.limits
     if limits.is_shortened:
@@ -98,9 +110,18 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     return Engine(scheduler, kv, backend.executor, TokenizerTexts(tokenizer, grammars), WallClock(), info)
 
 
+def open_model(path: Path) -> FoundModel:
+    """Open a checkpoint or a compiled folder. Raises ``ConfigError``."""
+    if is_compiled(path):
+        compiled = open_compiled(path)
+        return FoundModel(path, compiled, compiled.manifest.model)
+    checkpoint = open_checkpoint(path)
+    return FoundModel(path, checkpoint, parse_model_config(checkpoint))
+
+
 def _load_tokenizer(path: Path, config: EngineConfig, stages: _Stages) -> Tokenizer:
     with stages.timed("tokenizer"):
-        return load_tokenizer(path, config.tokenizer)
+        return compiled_cache(config).opened(path, config.dtype, lambda found: load_tokenizer(found, config.tokenizer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +147,17 @@ def _mask_threads(config: EngineConfig) -> int:
     return max(1, min(4, num_threads(config) // 4))
 
 
-def _build_native(config: EngineConfig, source: _Source, model: ModelConfig, progress: Progress) -> _Backend:
+def _build_native(config: EngineConfig, found: FoundModel, progress: Progress) -> _Backend:
     from headrace.executor.native_executor import NativeExecutor, kv_format, kv_token_bytes, runtime_sizes
-    from headrace.executor.native_model import build_program, load_weights
+    from headrace.executor.native_model import build_program, choose_tuning, load_weights
 
+    model = found.model
     threads = num_threads(config)
     with reported(progress, "weights") as report:
-        weights = load_weights(source, model, config.dtype, threads, report)
-    program = build_program(model, weights, threads, cache_folder())
+        weights = load_weights(found.source, model, config.dtype, threads, report)
+    tuning = choose_tuning(weights, this_host(), threads, cache_folder())
+    program = build_program(model, weights, tuning)
+    _keep_compiled(config, found, weights.packed, program, tuning)
     cache = kv_format(config.kv_cache_dtype, weights.choice)
     limits = resolve_limits(config, model, kv_token_bytes(model, cache), available_memory_bytes())
     executor = NativeExecutor(program, runtime_sizes(config, limits.num_blocks, limits.max_model_len, threads), cache)
@@ -148,7 +172,24 @@ def _build_native(config: EngineConfig, source: _Source, model: ModelConfig, pro
     )
 
 
-def _build_torch(config: EngineConfig, source: _Source, model: ModelConfig, progress: Progress) -> _Backend:
+def _keep_compiled(
+    config: EngineConfig, found: FoundModel, packed: PackedModel, program: NativeProgram, tuning: TuningTable
+) -> None:
+    """Let the next start map what this one has packed, unless packing is as fast."""
+    checkpoint = found.source
+    if isinstance(checkpoint, CompiledModel) or packed.num_bytes < LEAST_BYTES:
+        return
+
+    def write(folder: Path) -> None:
+        spec = read_spec(found.path)
+        made = Compilation(config.model, config.dtype, checkpoint, spec, packed, program, tuning)
+        write_compiled(folder, made, NullProgress())
+
+    compiled_cache(config).keep(found.path, config.dtype, write)
+
+
+def _build_torch(config: EngineConfig, found: FoundModel, progress: Progress) -> _Backend:
+    source, model = found.source, found.model
     if isinstance(source, CompiledModel):
         raise ConfigError(
             f"{source.folder} is compiled for the native backend; leave --backend out, or give what it was made from",

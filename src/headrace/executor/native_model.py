@@ -21,7 +21,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.model_config import ModelConfig
 from headrace.executor.native_weights import Progress, WeightChoice, pack_model, weight_choice
 from headrace.native.compiled import CompiledModel
-from headrace.native.host import Host, this_host
+from headrace.native.host import Host
 from headrace.native.packed_model import PackedModel
 from headrace.native.program import NativeProgram
 from headrace.native.tuning import MatrixShape, TuningTable, default_table, tune
@@ -60,12 +60,8 @@ def load_weights(
     return NativeWeights(source.packed, weight_choice(made_as), source.manifest.tuning)
 
 
-def build_program(model: ModelConfig, weights: NativeWeights, threads: int, cache: Path) -> NativeProgram:
-    """The program of a model, tuned for this machine; ``cache`` is a folder for tables of tunings.
-
-    Raises ``ConfigError`` for weights that are not this model's.
-    """
-    tuning = choose_tuning(weights, this_host(), threads, cache)
+def build_program(model: ModelConfig, weights: NativeWeights, tuning: TuningTable) -> NativeProgram:
+    """The program of a model. Raises ``ConfigError`` for weights that are not this model's."""
     try:
         return NativeProgram.build(model, weights.packed.matrices, weights.packed.vectors, tuning=tuning)
     except KeyError as error:
@@ -75,7 +71,10 @@ def build_program(model: ModelConfig, weights: NativeWeights, threads: int, cach
 
 
 def choose_tuning(weights: NativeWeights, host: Host, threads: int, cache: Path) -> TuningTable:
-    """The table to run with on ``host``. Changes speed alone, so whatever goes wrong with the cache is only logged."""
+    """The table to run with on ``host``; ``cache`` is a folder for tables of tunings.
+
+    A tuning changes speed alone, so whatever goes wrong with the cache is only logged.
+    """
     shapes = list(dict.fromkeys(MatrixShape.of(matrix) for matrix in weights.packed.multiplied.values()))
     if weights.tuning is not None:
         if weights.tuning.fits(host, threads):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from headrace.core.config import ServeConfig
 from headrace.engine.chat_prompt import ChatEncoder, load_chat_encoder
+from headrace.engine.compiled_cache import compiled_cache
 from headrace.engine.heap import settle_heap
 from headrace.engine.metrics import Metrics
 from headrace.engine.supervisor import EngineSupervisor
@@ -37,7 +38,8 @@ class Serving:
     @classmethod
     def load(cls, config: ServeConfig, path: Path) -> Serving:
         """Load the tokenizer and the chat template of the model at ``path``. Raises ``ConfigError``."""
-        tokenizer = load_tokenizer(path, config.tokenizer)
+        cache = compiled_cache(config)
+        tokenizer = cache.opened(path, config.dtype, lambda found: load_tokenizer(found, config.tokenizer))
         chat = load_chat_encoder(tokenizer, config.chat_template)
         settle_heap()
         return cls(config, tokenizer, chat)
