@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.core.html_page import facts, heading, page, paragraph, table, title_heading
 from headrace.core.units import format_bytes
 from headrace.native.accuracy import Accuracy
 from headrace.native.manifest import Manifest
 from headrace.native.tuning import ROW_CLASSES, MatrixShape, TunedClass
 
 Rows = list[tuple[str, ...]]
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1d2330; --paper: #fbfbfd; --line: #d9dce4; --soft: #667085; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e7e9ee; --paper: #14171d; --line: #333946; --soft: #98a2b3; }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto;
-  max-width: 72rem; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-p { color: var(--soft); margin: .25rem 0; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { font-weight: 600; }
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +35,13 @@ def render_text(manifest: Manifest) -> str:
 def render_html(manifest: Manifest) -> str:
     """The report as one HTML file without outside requests, light or dark as the reader's system is."""
     title = f"{manifest.source.reference} compiled"
-    body = [f"<h1>{html.escape(title)}</h1>", _html_table(_facts(manifest), has_head=False)]
+    body = [title_heading(title), facts(_facts(manifest))]
     for section in _sections(manifest):
-        body += [f"<h2>{html.escape(section.title)}</h2>", _html_table(section.rows)]
+        head, *rows = section.rows
+        body += [heading(section.title), table([[cell.capitalize() for cell in head], *rows])]
         if section.note:
-            body.append(f"<p>{html.escape(section.note)}</p>")
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body>\n</html>\n"
-    )
+            body.append(paragraph(section.note))
+    return page(title, body)
 
 
 def _facts(manifest: Manifest) -> Rows:
@@ -145,12 +126,3 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _html_table(rows: Rows, has_head: bool = True) -> str:
-    lines = []
-    for index, row in enumerate(rows):
-        tag = "th" if has_head and index == 0 else "td"
-        shown = [cell.capitalize() if tag == "th" else cell for cell in row]
-        lines.append("<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in shown) + "</tr>")
-    return '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"

@@ -51,6 +51,12 @@ def _compile(argv: Sequence[str]) -> int:
     return compile_verb.main(argv)
 
 
+def _bench(argv: Sequence[str]) -> int:
+    from headrace.cli import bench
+
+    return bench.main(argv)
+
+
 def _doctor(argv: Sequence[str]) -> int:
     from headrace.cli import doctor
 
@@ -78,6 +84,7 @@ VERBS = (
     Verb("chat", "talk to a model on the terminal", _chat),
     Verb("models", "list, fetch, show and remove models", _models),
     Verb("compile", "pack, tune and check a model into a folder that starts fast", _compile),
+    Verb("bench", "measure servers and engines, and compare what was measured", _bench),
     Verb("doctor", "say what would run on this machine, and why", _doctor),
     Verb("version", "print versions", _version),
 )

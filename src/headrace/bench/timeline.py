@@ -1,0 +1,71 @@
+"""What went on second by second: requests in flight, tokens that came, requests that were sent and ended.
+
+A bucket is one second; a run of more than ``MAX_BUCKETS`` seconds is kept in wider ones, so that memory does not
+grow with time.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.bench.record import RequestRecord
+
+MAX_BUCKETS = 1200
+
+
+class TimelineSummary(msgspec.Struct, frozen=True):
+    """One entry for each ``bucket_s`` seconds: output tokens a second, and requests in flight at its busiest moment."""
+
+    bucket_s: float = 1.0
+    tokens_per_s: list[float] = []
+    in_flight: list[int] = []
+    peak_in_flight: int = 0
+    peak_tokens_per_s: float = 0.0
+
+
+class Timeline:
+    """Gathers chunks, starts and ends. *Mutable.*"""
+
+    def __init__(self) -> None:
+        self._bucket_s = 1.0
+        self._tokens: list[float] = []
+        self._edges: list[tuple[float, int]] = []
+
+    def add(self, record: RequestRecord) -> None:
+        """Spread a request's tokens over its chunks, all choices together."""
+        self._edges += [(record.sent_s, 1), (record.end_s, -1)]
+        if not record.num_chunks:
+            return
+        per_chunk = record.num_output_tokens / record.num_chunks
+        for arrival_s in record.arrivals_s:
+            bucket = self._bucket(arrival_s)
+            self._tokens[bucket] += per_chunk
+
+    def summary(self) -> TimelineSummary:
+        rates = [tokens / self._bucket_s for tokens in self._tokens]
+        in_flight, peak = self._in_flight(len(rates))
+        return TimelineSummary(self._bucket_s, rates, in_flight, peak, max(rates, default=0.0))
+
+    def _bucket(self, at_s: float) -> int:
+        bucket = int(max(at_s, 0.0) / self._bucket_s)
+        while bucket >= MAX_BUCKETS:
+            self._bucket_s *= 2
+            pairs = [*self._tokens, 0.0][: len(self._tokens) + len(self._tokens) % 2]
+            self._tokens = [a + b for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
+            bucket = int(at_s / self._bucket_s)
+        self._tokens.extend([0.0] * (bucket + 1 - len(self._tokens)))
+        return bucket
+
+    def _in_flight(self, num_buckets: int) -> tuple[list[int], int]:
+        """The most requests at once within each bucket, and over all. An end counts before a start at one moment."""
+        counts = [0] * max(num_buckets, 1)
+        current = peak = last = 0
+        for at_s, step in sorted(self._edges):
+            bucket = min(int(at_s / self._bucket_s), len(counts) - 1)
+            for between in range(last + 1, bucket + 1):
+                counts[between] = current
+            last = bucket
+            current += step
+            counts[bucket] = max(counts[bucket], current)
+            peak = max(peak, current)
+        return counts, peak

@@ -1,0 +1,49 @@
+"""``headrace bench``: finds the kind of benchmark and runs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headrace.core.errors import ConfigError
+from headrace.core.settings import suggestion
+
+USAGE = "usage: headrace bench KIND [flags]"
+
+
+def _serve(argv: Sequence[str]) -> int:
+    from headrace.cli import bench_serve
+
+    return bench_serve.main(argv)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of benchmark: its name, its line in the help, and the function that imports and runs it."""
+
+    name: str
+    help: str
+    main: Callable[[Sequence[str]], int]
+
+
+KINDS = (Kind("serve", "load a server by URL and report latency, throughput and goodput", _serve),)
+
+
+def main(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_help(), file=sys.stdout if argv else sys.stderr)
+        return 0 if argv else 2
+    for kind in KINDS:
+        if kind.name == argv[0]:
+            return kind.main(argv[1:])
+    hint = suggestion(argv[0], [kind.name for kind in KINDS])
+    raise ConfigError(f"unknown benchmark {argv[0]!r}{hint or '; headrace bench --help lists them'}")
+
+
+def _help() -> str:
+    width = max(len(kind.name) for kind in KINDS)
+    lines = [USAGE, "", "Measure servers and engines, and compare what was measured.", "", "kinds:"]
+    lines += [f"  {kind.name:<{width}}  {kind.help}" for kind in KINDS]
+    lines += ["", "headrace bench KIND --help shows a kind's flags; flags have vLLM's and SGLang's names."]
+    return "\n".join(lines)
