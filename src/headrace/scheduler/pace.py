@@ -1,4 +1,4 @@
-"""When a sequence's next token is due, and by when its work should therefore begin.
+"""When a sequence's next token is due.
 
 Pure functions of a sequence: the targets of its request against what it has got so far. They do not know the
 queue, the batch or the machine.

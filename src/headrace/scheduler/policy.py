@@ -28,7 +28,7 @@ class StepShape:
 
     ``token_budget`` tokens are given out: first to ``first`` in order, then to ``rest``, each of which lets
     those that wait with an urgency below its own go before it, then to the waiting line. An urgency is a
-    moment on the engine's clock by which work should start; lower is more urgent. Of those that wait,
+    moment on the engine's clock when a token is due; lower is more urgent. Of those that wait,
     ``max_starts`` may start.
     """
 

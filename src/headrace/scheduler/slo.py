@@ -5,8 +5,9 @@ Joins what the other modules know (pace, costs, counters, lanes, admission, outp
 
 Two rules do most of the work. *Credit*: a running stream may fall behind only as far as it is ahead of its
 pace, so the least credit in the batch says how long the next step may take, and the cost model how many prompt
-tokens fill that time. *Earliest start*: whoever must begin first goes first, running or waiting, so a long
-prompt with time to spare is interrupted by a short one without.
+tokens fill that time. *Earliest deadline*: whoever's next token is due first goes first, running or waiting,
+so a long prompt with time to spare is interrupted by a short one without. (Ordering by the latest start instead,
+``due - work``, lets long prompts interrupt short ones and loses 2 to 6 % of goodput under overload.)
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class SloPolicy(SchedulerListener):
         self._counters = meters.counters
         self._rate = PrefillRate()
         self._admission = Admission(meters.counters, self._rate)
-        self._placement = _Placement(meters.costs, num_cached_tokens, self._too_late)
+        self._placement = _Placement(meters.costs, self._rate, num_cached_tokens, self._too_late)
         self._line = WaitingLanes(meters.counters, self._placement)
         self._lengths = OutputLengths()
         self._reserve = OutputReserve(self._lengths)
@@ -69,17 +70,15 @@ class SloPolicy(SchedulerListener):
         """See ``SchedulingPolicy.admit``. Costs O(waiting) for requests with targets."""
         arrival = self._line.new_waiter(seq)
         num_running = sum(
-            chunk.num_pending_tokens
-            for start, chunk in self._chunks
-            if start <= arrival.start and not chunk.is_finished
+            chunk.num_pending_tokens for due, chunk in self._chunks if due <= arrival.due and not chunk.is_finished
         )
         self._admission.check(arrival, self._line.waiters(), num_running, now)
 
     def shape_step(self, running: Collection[Sequence], now: float) -> StepShape:
         costs = self._costs.costs
         load = batch_load(running, now, FEASIBLE_TPOT * costs.decodes_s(1, 0))
-        chunks = [(self._placement.latest_start(seq, seq.num_computed_tokens), seq) for seq in load.chunks]
-        chunks.sort(key=_start)
+        chunks = [(next_token_due(seq), seq) for seq in load.chunks]
+        chunks.sort(key=_due)
         self._chunks = chunks
         budget = StepBudget(costs, load, self._max_num_batched_tokens)
         num_prefill = self._num_prefill_tokens(budget, load, now)
@@ -98,26 +97,26 @@ class SloPolicy(SchedulerListener):
 
     def _num_prefill_tokens(self, budget: StepBudget, load: BatchLoad, now: float) -> int:
         step_s = budget.step_s(has_targets=now < self._targets_until or load.tpot_s < math.inf)
-        start, context, num_tokens = self._first_prompt(now)
+        due, context, num_tokens = self._first_prompt(now)
         if not load.is_behind:
             return budget.num_prefill_tokens(step_s, context)
-        if start < now + URGENT_S:
+        if due - self._costs.costs.prefill_s(context, context + num_tokens) < now + URGENT_S:
             return min(num_tokens, budget.num_prefill_tokens(MAX_STEP_S, context))
         return budget.num_prefill_tokens(0.0, context)
 
     def _first_prompt(self, now: float) -> tuple[float, int, int]:
-        """Latest start, computed and pending tokens of the prompt that will be worked on first."""
+        """When the prompt that will be worked on first is due, its computed and its pending tokens."""
         waiter = self._line.most_urgent(now)
-        if self._chunks and (waiter is None or self._chunks[0][0] <= waiter.start):
-            start, seq = self._chunks[0]
-            return start, seq.num_computed_tokens, seq.num_pending_tokens
+        if self._chunks and (waiter is None or self._chunks[0][0] <= waiter.due):
+            due, seq = self._chunks[0]
+            return due, seq.num_computed_tokens, seq.num_pending_tokens
         if waiter is not None:
-            return waiter.start, waiter.num_cached, waiter.num_uncached
+            return waiter.due, waiter.num_cached, waiter.num_uncached
         return math.inf, 0, 0
 
     def _affordability(self, seq: Sequence, now: float) -> tuple[bool, float, float, int]:
         """Keeps its promise all the same, then the loosest tier, then the most slack, then the least to restore."""
-        slack_s = self._placement.latest_start(seq, seq.num_shared_blocks) - now
+        slack_s = next_token_due(seq) - self._placement.work_s(seq, 0) - now
         num_private = len(seq.block_table) - seq.num_shared_blocks
         return (slack_s >= 0, seq.request.service_level.tpot_s, slack_s, -num_private)
 
@@ -152,31 +151,40 @@ class SloPolicy(SchedulerListener):
 
 
 class _Placement:
-    """Moments by which work should begin, from pace and costs; see ``waiting_lanes.Placement``.
+    """Moments from pace, costs and the rate of late; see ``waiting_lanes.Placement``.
 
     Until the costs are known, work is taken to need no time: nobody is refused on a guess.
     """
 
     def __init__(
-        self, costs: StepCostModel, num_cached_tokens: CachedTokens, too_late: Callable[[Sequence], HeadraceError]
+        self,
+        costs: StepCostModel,
+        rate: PrefillRate,
+        num_cached_tokens: CachedTokens,
+        too_late: Callable[[Sequence], HeadraceError],
     ) -> None:
         self._costs = costs
+        self._rate = rate
         self.num_cached_tokens = num_cached_tokens
         self.too_late = too_late
 
-    def latest_start(self, seq: Sequence, num_cached: int) -> float:
-        return next_token_due(seq) - self._work_s(seq, num_cached)
+    def due(self, seq: Sequence) -> float:
+        return next_token_due(seq)
 
     def cutoff(self, seq: Sequence, num_cached: int) -> float:
         if seq.num_preemptions > 0:
             return math.inf  # whoever has started is not sent away
-        return first_token_deadline(seq) - self._work_s(seq, num_cached)
+        return first_token_deadline(seq) - self.work_s(seq, num_cached)
 
-    def _work_s(self, seq: Sequence, num_cached: int) -> float:
-        return self._costs.costs.prefill_s(num_cached, len(seq.token_ids)) if self._costs.is_known else 0.0
+    def work_s(self, seq: Sequence, num_cached: int) -> float:
+        """Seconds until the next token once work begins after ``num_cached`` tokens."""
+        if not self._costs.is_known:
+            return 0.0
+        num_tokens = len(seq.token_ids)
+        return max(self._costs.costs.prefill_s(num_cached, num_tokens), self._rate.seconds(num_tokens - num_cached))
 
 
-def _start(chunk: tuple[float, Sequence]) -> float:
+def _due(chunk: tuple[float, Sequence]) -> float:
     return chunk[0]
 
 

@@ -1,12 +1,12 @@
-"""The waiting line of the SLO policy: earliest start first, fair between tenants, cached prefixes preferred.
+"""The waiting line of the SLO policy: earliest deadline first, fair between tenants, cached prefixes preferred.
 
 Owns the order among those who wait and who of them is too late. It does not know what runs, how much a step
 may hold or when anybody may start.
 
 Within a lane (sequences with similar targets) the tenant with the least service goes first, within a tenant the
-earliest slack bucket, within a bucket the longest cached prefix, then the least to compute. Between lanes the
-earliest bucket decides. Nothing is sorted again as time passes: slack changes alike for all, so the moment by
-which work should start is a fixed key. A step costs O(lanes * log waiting), and there are a handful of lanes.
+earliest deadline bucket, within a bucket the longest cached prefix, then the least to compute. Between lanes the
+earliest bucket decides. Nothing is sorted again as time passes: slack shrinks alike for all, so the moment a
+token is due is a fixed key. A step costs O(lanes * log waiting), and there are a handful of lanes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.core.sequence import Sequence
 from headrace.scheduler.fairness import ServiceCounters
 
 BUCKET_S: Final = 0.05
-"""Starts within so much of each other count as equally urgent, which is where locality and fairness have room."""
+"""Tokens due within so much of each other count as equally urgent, which is where locality and fairness have room."""
 
 QUANTUM: Final = 2048.0
 """Weighted tokens a tenant may be ahead of the one with least service and still go first for its cached prefix."""
@@ -42,12 +42,12 @@ _Key = tuple[int, int, int, float, int]
 class Waiter:
     """A sequence in the line with what its place depends on.
 
-    ``start`` is the moment by which its work should begin. ``home`` is the lane it belongs to, ``lane`` the same
+    ``due`` is when its next token should be out. ``home`` is the lane it belongs to, ``lane`` the same
     while it stands there and ``None`` while it does not.
     """
 
     seq: Sequence
-    start: float
+    due: float
     num_cached: int
     num_uncached: int
     home: TenantLane
@@ -55,13 +55,13 @@ class Waiter:
     key: _Key = field(init=False)
 
     def __post_init__(self) -> None:
-        self.place(self.start)
+        self.place(self.due)
 
-    def place(self, start: float) -> None:
-        """Set the order key for a moment by which work should begin."""
-        self.start = start
+    def place(self, due: float) -> None:
+        """Set the order key."""
+        self.due = due
         seq = self.seq
-        bucket = math.floor(start / BUCKET_S)
+        bucket = math.floor(due / BUCKET_S)
         self.key = (bucket, -self.num_cached, self.num_uncached, seq.request.arrival_time, seq.seq_id)
 
 
@@ -150,8 +150,8 @@ class Placement(Protocol):
         """Tokens the prefix cache would save it."""
         ...
 
-    def latest_start(self, seq: Sequence, num_cached: int) -> float:
-        """By when its work should begin."""
+    def due(self, seq: Sequence) -> float:
+        """When its next token should be out."""
         ...
 
     def cutoff(self, seq: Sequence, num_cached: int) -> float:
@@ -198,7 +198,7 @@ class WaitingLanes:
     def pop(self, urgency: float, now: float) -> Sequence | None:
         """See ``WaitingLine.pop``."""
         waiter = self.most_urgent(now)
-        if waiter is None or waiter.start >= urgency:
+        if waiter is None or waiter.due >= urgency:
             return None
         self._take(waiter)
         self._popped[waiter.seq.seq_id] = waiter
@@ -216,7 +216,7 @@ class WaitingLanes:
         """Who would be popped next."""
         heads = [waiter for lane in self._lanes.values() if len(lane) and (waiter := lane.head()) is not None]
         late = self._late.head() if len(self._late) else None
-        if late is not None and (not heads or late.start < now):
+        if late is not None and (not heads or late.due < now):
             heads.append(late)
         return min(heads, key=_key) if heads else None
 
@@ -236,8 +236,7 @@ class WaitingLanes:
     def new_waiter(self, seq: Sequence) -> Waiter:
         """The place a sequence would get. Later sequences of a request find their prompt in the cache."""
         num_cached = seq.num_prompt_tokens if seq.index > 0 else self._placement.num_cached_tokens(seq)
-        start = self._placement.latest_start(seq, num_cached)
-        return Waiter(seq, start, num_cached, seq.num_tokens - num_cached, self._lane_of(seq))
+        return Waiter(seq, self._placement.due(seq), num_cached, seq.num_tokens - num_cached, self._lane_of(seq))
 
     def _watch(self, waiter: Waiter) -> None:
         """Look out for its cutoff, if it has one."""
