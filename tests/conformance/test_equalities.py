@@ -139,6 +139,32 @@ def test_tokens_do_not_depend_on_being_preempted(base_config, alone):
     engine.close()
 
 
+SWAPS = {
+    "prefixes in the host tier": {"swap_space_bytes": 1 << 20},
+    "prefixes on disk": {"swap_space_bytes": 1 << 17, "disk_kv_cache_bytes": 1 << 20},
+    "private blocks": {"swap_space_bytes": 1 << 20, "enable_prefix_caching": False},
+}
+
+
+@pytest.mark.parametrize("swap", SWAPS)
+def test_tokens_do_not_depend_on_being_swapped(swap, base_config, alone, tmp_path):
+    longest = max(len(r.prompt_token_ids) + (r.sampling.max_tokens or 0) for r in requests())
+    small = msgspec.structs.replace(base_config, max_model_len=longest, max_num_batched_tokens=64, **SWAPS[swap])
+    if "disk_kv_cache_bytes" in SWAPS[swap]:
+        small = msgspec.structs.replace(small, disk_kv_cache=str(tmp_path / "kv"))
+    num_blocks = -(-longest // small.block_size) + 3
+    kv_cache_bytes = num_blocks * _kv_cache_bytes_per_block(small)
+    engine = build_engine(msgspec.structs.replace(small, kv_cache_bytes=kv_cache_bytes), NullProgress())
+    assert [answers(engine, requests()), answers(engine, requests())] == [alone, alone]
+    moved = engine.stats().tiers
+    assert engine.stats().num_preemptions > 0
+    assert moved is not None
+    assert moved.num_restored > 0
+    assert (moved.num_fetched > 0) == ("disk_kv_cache_bytes" in SWAPS[swap])
+    assert moved.num_failed == 0
+    engine.close()
+
+
 def _kv_cache_bytes_per_block(config: EngineConfig) -> int:
     info = build_engine(config, NullProgress()).info
     return info.kv_cache_bytes // info.num_blocks

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from headrace.core.client import TierUse
 from headrace.core.step import BlockTransfer, TransferKind
 
 BlockKey = bytes
@@ -180,6 +181,20 @@ class BlockTiers:
     @property
     def is_off(self) -> bool:
         return self.host.num_slots == 0
+
+    def use(self) -> TierUse:
+        """What is in the tiers and what was moved so far."""
+        stats = self.stats
+        return TierUse(
+            num_host_blocks=self.host.num_used,
+            num_disk_blocks=self.disk.num_used,
+            num_offloaded=stats.offloaded_blocks,
+            num_restored=stats.restored_blocks,
+            num_spilled=stats.spilled_blocks,
+            num_fetched=stats.fetched_blocks,
+            num_dropped=stats.dropped_blocks,
+            num_failed=stats.failed_blocks,
+        )
 
     @property
     def has_disk(self) -> bool:

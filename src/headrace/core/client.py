@@ -13,8 +13,8 @@ from headrace.core.request import Request, RequestOutput
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a started engine says about itself; enough for limits, ``/v1/models`` and the start block.
 
-    ``dtype`` names the formats of the weights, ``kernels`` the instruction set that was chosen, if there was one
-    to choose.
+    ``num_host_blocks`` and ``num_disk_blocks`` lie below the KV cache's own. ``dtype`` names the formats of the
+    weights, ``kernels`` the instruction set that was chosen, if there was one to choose.
     """
 
     model: str
@@ -31,6 +31,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     max_num_queued_reqs: int = 256
     kv_cache_dtype: str = "float32"
+    num_host_blocks: int = 0
+    num_disk_blocks: int = 0
     kernels: str = ""
     weight_bytes: int = 0
     eos_token_ids: list[int] = []
@@ -39,6 +41,19 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_kv_tokens(self) -> int:
         return self.num_blocks * self.block_size
+
+
+class TierUse(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks in the tiers below the KV cache, and those moved so far; ``num_failed`` fetches brought nothing back."""
+
+    num_host_blocks: int
+    num_disk_blocks: int
+    num_offloaded: int
+    num_restored: int
+    num_spilled: int
+    num_fetched: int
+    num_dropped: int
+    num_failed: int
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +71,8 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     prefix_hit_tokens: int
     num_preemptions: int
     num_evicted_blocks: int
+    prefix_restored_tokens: int = 0
+    tiers: TierUse | None = None
 
 
 class EngineClient(Protocol):

@@ -139,6 +139,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "float32", "f32", "float16", "f16", "int8"],
         _meta("cache", "type of the cached keys and values; auto is float16, or float32 beside float32 weights"),
     ] = "auto"
+    swap_space_bytes: Annotated[
+        int,
+        _meta(
+            "cache",
+            "memory for blocks that had to leave the KV cache, of prefixes and preempted requests; 0 for none",
+            unit="bytes",
+            aliases=("swap-space",),
+            ge=0,
+            le=1 << 50,
+        ),
+    ] = 0
+    disk_kv_cache: Annotated[
+        str | None, _meta("cache", "file to create for KV blocks that had to leave swap_space; gone with the process")
+    ] = None
+    disk_kv_cache_bytes: Annotated[
+        _Memory, _meta("cache", "space on disk that disk_kv_cache takes, all of it at the start", unit="bytes")
+    ] = 4 << 30
     enable_prefix_caching: Annotated[bool, _meta("cache", "share KV blocks between requests with a common prefix")] = (
         True
     )

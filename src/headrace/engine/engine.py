@@ -160,6 +160,8 @@ class Engine:
             prefix_hit_tokens=kv.stats.hit_tokens,
             num_preemptions=self._scheduler.num_preemptions,
             num_evicted_blocks=kv.stats.evicted_blocks,
+            prefix_restored_tokens=kv.stats.restored_tokens,
+            tiers=None if kv.tiers.is_off else kv.tiers.use(),
         )
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from headrace.cache.kv_cache import KVCacheManager
+from headrace.cache.tiers import BlockTiers
 from headrace.checkpoint.checkpoint import Checkpoint
 from headrace.checkpoint.open import open_checkpoint
 from headrace.checkpoint.reference import cache_folder, resolve_model
@@ -34,10 +35,12 @@ from headrace.engine.constraints import GrammarSource
 from headrace.engine.engine import Engine
 from headrace.engine.grammars import TokenizerGrammars
 from headrace.engine.limits import Limits, resolve_limits, wanted_len
+from headrace.engine.memory_tiers import TierSizes, resolve_tiers, with_tiers
 from headrace.engine.stop_matcher import StopStrings
 from headrace.engine.text_stream import TextStream
 from headrace.engine.tokenizer import Tokenizer, load_tokenizer, read_spec
 from headrace.executor.memory_budget import available_memory_bytes
+from headrace.executor.tiered_executor import BlockMemory
 from headrace.model.config_parser import parse_model_config
 from headrace.native.compiled import CompiledModel, open_compiled
 from headrace.native.host import this_host
@@ -102,12 +105,16 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
             limits.max_model_len,
             model.max_position,
         )
-    kv = KVCacheManager(limits.num_blocks, config.block_size, config.enable_prefix_caching)
+    sizes = resolve_tiers(config, backend.memory.block_bytes, available_memory_bytes() - limits.kv_cache_bytes)
+    executor = with_tiers(backend.executor, backend.memory, sizes, config.disk_kv_cache)
+    tiers = BlockTiers(sizes.num_host_blocks, sizes.num_disk_blocks)
+    kv = KVCacheManager(limits.num_blocks, config.block_size, config.enable_prefix_caching, tiers)
     batch = BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, limits.max_model_len)
     scheduler = build_scheduler(config.scheduling_policy, kv, batch, StepCostModel())
-    info = _info(config, model, backend, tokenizer, stages.times_s)
+    scheduler.meters.transfers.assume(sizes.block_bytes)
+    info = _info(config, model, backend, sizes, tokenizer, stages.times_s)
     grammars = TokenizerGrammars(tokenizer, model.vocab_size, info.eos_token_ids, _mask_threads(config))
-    return Engine(scheduler, kv, backend.executor, TokenizerTexts(tokenizer, grammars), WallClock(), info)
+    return Engine(scheduler, kv, executor, TokenizerTexts(tokenizer, grammars), WallClock(), info)
 
 
 def open_model(path: Path) -> FoundModel:
@@ -130,6 +137,7 @@ class _Backend:
 
     name: str
     executor: Executor
+    memory: BlockMemory
     limits: Limits
     dtype: str
     kv_cache_dtype: str
@@ -164,6 +172,7 @@ def _build_native(config: EngineConfig, found: FoundModel, progress: Progress) -
     return _Backend(
         name="native",
         executor=executor,
+        memory=executor.block_memory,
         limits=limits,
         dtype=weights.packed.formats,
         kv_cache_dtype=cache.label,
@@ -214,14 +223,20 @@ def _build_torch(config: EngineConfig, found: FoundModel, progress: Progress) ->
         weights = load_weights(source, model, dtype, report)
     limits = resolve_limits(config, model, model.kv_bytes_per_token(dtype.itemsize), available_memory_bytes())
     executor = create_torch_executor(model, weights, limits.num_blocks, config.block_size, num_threads(config))
-    return _Backend("torch", executor, limits, name, name, sum(weight.nbytes for weight in weights.values()))
+    num_bytes = sum(weight.nbytes for weight in weights.values())
+    return _Backend("torch", executor, executor.block_memory, limits, name, name, num_bytes)
 
 
 _BACKENDS = {"auto": _build_native, "native": _build_native, "torch": _build_torch}
 
 
 def _info(
-    config: EngineConfig, model: ModelConfig, backend: _Backend, tokenizer: Tokenizer, times_s: dict[str, float]
+    config: EngineConfig,
+    model: ModelConfig,
+    backend: _Backend,
+    tiers: TierSizes,
+    tokenizer: Tokenizer,
+    times_s: dict[str, float],
 ) -> EngineInfo:
     return EngineInfo(
         model=config.model,
@@ -238,6 +253,8 @@ def _info(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_queued_reqs=config.max_num_queued_reqs,
         kv_cache_dtype=backend.kv_cache_dtype,
+        num_host_blocks=tiers.num_host_blocks,
+        num_disk_blocks=tiers.num_disk_blocks,
         kernels=backend.kernels,
         weight_bytes=backend.weight_bytes,
         eos_token_ids=sorted(tokenizer.eos_token_ids.union(model.eos_token_ids)),

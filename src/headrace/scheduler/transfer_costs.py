@@ -6,14 +6,19 @@ from headrace.core.step import StepPlan, StepResult
 
 _LEARNING_RATE = 0.1
 _ASSUMED_S = 0.001
-"""Until the first copies have been timed: more than a machine in use needs, less than computing takes."""
+_ASSUMED_BYTES_PER_S = 2e9
+"""Slower than any machine in use copies."""
 
 
 class TransferCosts:
-    """Seconds of one block's copy, an average over those of late."""
+    """Seconds of one block's copy: what is assumed of its size at first, then an average over the copies of late."""
 
     def __init__(self) -> None:
         self.block_s = _ASSUMED_S
+
+    def assume(self, block_bytes: int) -> None:
+        """Before any copy was timed: blocks are of this size."""
+        self.block_s = block_bytes / _ASSUMED_BYTES_PER_S
 
     def observe(self, plan: StepPlan, result: StepResult) -> None:
         """Learn from a step; one without transfers says nothing."""

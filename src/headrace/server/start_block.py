@@ -23,6 +23,7 @@ def start_block(info: EngineInfo, config: ServeConfig, model_name: str, url: str
             f"{info.num_blocks} blocks of {info.block_size} = {info.num_kv_tokens} tokens, "
             f"{format_bytes(info.kv_cache_bytes)} of {info.kv_cache_dtype}"
         ),
+        **_tiers(info),
         "concurrency": (
             f"{info.num_kv_tokens / info.max_model_len:.1f} requests at the full length of {info.max_model_len} tokens"
         ),
@@ -52,6 +53,14 @@ def _curl(config: ServeConfig, model_name: str, url: str, has_chat: bool) -> str
         words += ["-H", "authorization: Bearer $HEADRACE_API_KEY"]
     quoted = [shlex.quote(word) if "$" not in word else f'"{word}"' for word in words]
     return " ".join([*quoted, "-d", shlex.quote(json.dumps(asked, ensure_ascii=False))])
+
+
+def _tiers(info: EngineInfo) -> dict[str, str]:
+    """The row that says where blocks go that have to leave the KV cache, if there is such a place."""
+    block_bytes = info.kv_cache_bytes // info.num_blocks
+    tiers = {"host memory": info.num_host_blocks, "disk": info.num_disk_blocks}
+    sizes = [f"{format_bytes(count * block_bytes)} of {name}" for name, count in tiers.items() if count]
+    return {"below it": ", ".join(sizes)} if sizes else {}
 
 
 def _names(config: ServeConfig, model_name: str) -> str:
