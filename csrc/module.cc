@@ -219,7 +219,12 @@ NB_MODULE(_native, m) {
              int max_context) { new (self) Workspace(bound.program, max_tokens, max_sequences, num_threads, max_context); },
           nb::arg("program"), nb::arg("max_tokens"), nb::arg("max_sequences"), nb::arg("num_threads"),
           nb::arg("max_context"))
-      .def_prop_ro("num_bytes", &Workspace::num_bytes);
+      .def_prop_ro("num_bytes", &Workspace::num_bytes)
+      .def("start_timing", &Workspace::StartTiming)
+      .def("operation_seconds", [](const Workspace& self) {
+        const auto seconds = self.operation_seconds();
+        return std::vector<double>(seconds.begin(), seconds.end());
+      });
 
   nb::class_<BoundProgram>(m, "Program")
       .def(nb::new_(&MakeProgram), nb::arg("shape"), nb::arg("body"), nb::arg("head"), nb::arg("buffers"),

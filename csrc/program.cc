@@ -1,9 +1,9 @@
 #include "program.h"
 
-
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -185,6 +185,8 @@ size_t Workspace::num_bytes() const {
   return total;
 }
 
+void Workspace::StartTiming() { operation_seconds_.assign(needs_.num_operations, 0.0); }
+
 // ---- building ---------------------------------------------------------------------------------------
 
 Program::Program(Shape shape, std::vector<Operation> body, std::vector<Operation> head, std::vector<Buffer> buffers,
@@ -242,6 +244,7 @@ Program::Program(Shape shape, std::vector<Operation> body, std::vector<Operation
             "the head cannot use the batch");
   }
   needs_.head_dim = shape.head_dim;
+  needs_.num_operations = body_.size() + head_.size();
   needs_.attention_units_per_row =
       shape.num_kv_heads * CeilDiv(shape.num_heads / shape.num_kv_heads, kMaxQueries);
   size_t& scratch_bytes = needs_.scratch_bytes;
@@ -411,7 +414,7 @@ std::string Program::Run(const BatchView& batch, const KvMemory& kv, ThreadPool&
   }
   const Context context{&batch, &kv, pool, workspace, buffers_, num_tokens, logits_buffer_, nullptr};
   ComputeAngles(context);
-  for (const Operation& op : body_) Execute(op, context);
+  ExecuteAll(body_, 0, context);
   workspace.num_hidden_rows_ = num_tokens;
   CheckFinite(context, is_finite);
   return {};
@@ -441,13 +444,26 @@ std::string Program::Head(std::span<const int32_t> rows, ThreadPool& pool, Works
     std::memcpy(context.FloatRow(head_input_buffer_, i), context.FloatRow(hidden_buffer_, rows[i]),
                 shape_.hidden_size * sizeof(float));
   }
-  for (const Operation& op : head_) Execute(op, context);
+  ExecuteAll(head_, body_.size(), context);
   return {};
 }
 
 const float* Program::hidden(const Workspace& workspace) const {
   if (workspace.needs_ != needs_) return nullptr;
   return reinterpret_cast<const float*>(workspace.arena_.data() + buffers_[hidden_buffer_].offset * workspace.max_tokens_);
+}
+
+void Program::ExecuteAll(const std::vector<Operation>& operations, size_t first, const Context& context) const {
+  std::vector<double>& seconds = context.workspace.operation_seconds_;
+  if (seconds.empty()) {
+    for (const Operation& op : operations) Execute(op, context);
+    return;
+  }
+  for (const Operation& op : operations) {
+    const auto started = std::chrono::steady_clock::now();
+    Execute(op, context);
+    seconds[first++] += std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  }
 }
 
 void Program::Execute(const Operation& op, const Context& context) const {

@@ -139,6 +139,7 @@ struct WorkspaceNeeds {
   size_t scratch_bytes = 0;
   size_t attention_units_per_row = 0;
   size_t head_dim = 0;
+  size_t num_operations = 0;  // of body and head
 
   bool operator==(const WorkspaceNeeds&) const = default;
 };
@@ -152,9 +153,15 @@ class Workspace {
   int max_sequences() const { return max_sequences_; }
   size_t num_bytes() const;
 
+  // From now on runs add up how long each operation takes, at the cost of two clock reads for each.
+  void StartTiming();
+  // Seconds of each operation since then, those of the body before those of the head; empty if never started.
+  std::span<const double> operation_seconds() const { return operation_seconds_; }
+
  private:
   friend class Program;
   int max_tokens_, max_sequences_;
+  std::vector<double> operation_seconds_;
   WorkspaceNeeds needs_;                    // of the program it was made for
   int num_hidden_rows_ = 0;                 // rows of the last run that `head` may ask for
   AlignedBytes arena_;
@@ -198,6 +205,8 @@ class Program {
   void CheckOperation(const Operation& op) const;
   // What keeps the program from running with these, or an empty string.
   std::string Misfit(const ThreadPool& pool, const Workspace& workspace) const;
+  // Executes `operations`, the first of which is the program's operation `first` (the head's follow the body's).
+  void ExecuteAll(const std::vector<Operation>& operations, size_t first, const Context& context) const;
   void Execute(const Operation& op, const Context& context) const;
   void Embed(const Operation& op, const Context& context) const;
   void Norm(const Operation& op, const Context& context) const;

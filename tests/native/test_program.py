@@ -184,3 +184,17 @@ def test_kernels_are_chosen_by_name_and_unknown_ones_refused() -> None:
     assert build(SHAPES["llama"]).kernels == _native.best_kernels()
     with pytest.raises(ValueError, match="kernels"):
         build(SHAPES["llama"], kernels="sse9")
+
+
+def test_operations_are_timed_from_when_it_is_asked_for() -> None:
+    program = build(next(iter(SHAPES.values())))
+    run = NativeRun(program)
+    run.step({0: TOKENS[:5]})
+    assert run.runtime.operation_seconds() == []
+    run.runtime.start_timing()
+    run.step({0: TOKENS[5:8]})
+    seconds = run.runtime.operation_seconds()
+    assert len(seconds) == len(program.listing.body) + len(program.listing.head)
+    assert all(s > 0.0 for s in seconds)
+    run.runtime.start_timing()
+    assert not any(run.runtime.operation_seconds())

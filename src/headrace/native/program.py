@@ -219,6 +219,14 @@ class NativeRuntime:
         """Copy ``contents[rows[i]]`` to block ``block_ids[i]``."""
         self._kv.copy_in(block_ids, contents, rows)
 
+    def start_timing(self) -> None:
+        """From now on add up how long each operation takes; costs two clock reads for each."""
+        self._workspace.start_timing()
+
+    def operation_seconds(self) -> list[float]:
+        """Seconds of each operation since ``start_timing``: those of the listing's body, then those of its head."""
+        return self._workspace.operation_seconds()
+
     def clear_slots(self, slots: Int32Array) -> None:
         """Zero what slots hold in every layer."""
         self._kv.clear_slots(slots)
