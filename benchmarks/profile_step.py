@@ -32,9 +32,10 @@ from headrace.checkpoint.reference import cache_folder
 from headrace.core.compiled_files import is_compiled
 from headrace.core.forward_batch import ForwardBatch
 from headrace.executor.native_executor import kv_format
-from headrace.executor.native_model import build_program, load_weights
+from headrace.executor.native_model import build_program, choose_tuning, load_weights
 from headrace.model.config_parser import parse_model_config
 from headrace.native.compiled import CompiledModel, open_compiled
+from headrace.native.host import this_host
 from headrace.native.operations import Operation, OpKind
 from headrace.native.packing import PackedWeight
 from headrace.native.program import NativeProgram, NativeRuntime, RuntimeSizes
@@ -100,7 +101,7 @@ def load(path: Path, threads: int) -> tuple[NativeProgram, dict[str, PackedWeigh
     source = open_compiled(path) if is_compiled(path) else open_checkpoint(path)
     model = source.manifest.model if isinstance(source, CompiledModel) else parse_model_config(source)
     weights = load_weights(source, model, "auto", threads, lambda done, total: None)
-    program = build_program(model, weights, threads, cache_folder())
+    program = build_program(model, weights, choose_tuning(weights, this_host(), threads, cache_folder()))
     sizes = RuntimeSizes(
         num_blocks=max(case.sequences * blocks_of(case) for case in CASES.values()),
         block_size=BLOCK_SIZE,

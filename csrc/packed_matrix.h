@@ -10,8 +10,10 @@
 //          value = scale * byte.
 //   kF32, kF16, kBF16  column after column, 16 rows each.
 //
-// A quantised panel is the values of all its groups, then per group 16 scales and, for int4, 16 minima. These
-// are f16 as GGUF stores them, or f32 (kInt4Wide) where a product of two stored factors is not exact in f16.
+// Beside a group's values lie its 16 scales and, for int4, 16 minima. These are f16 as GGUF stores them, or f32
+// (kInt4Wide) where a product of two stored factors is not exact in f16. A product with few rows waits for memory,
+// and a processor fetches ahead by itself only along one stretch: so a panel is chunk after chunk of whole cache lines
+// (a group, or two of int8), in each the values and then the scales, and is read from its first byte to its last.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +22,7 @@
 namespace headrace {
 
 // Of this layout. Goes up with every change to it: what was packed by another version must not be read.
-constexpr int kLayoutVersion = 1;
+constexpr int kLayoutVersion = 2;
 
 constexpr int kPanelRows = 16;
 constexpr int kGroupColumns = 32;
@@ -54,6 +56,24 @@ constexpr size_t ScaleBytes(WeightFormat format) {
   }
 }
 
+// Groups that fill whole cache lines with their scales.
+constexpr size_t ChunkGroups(WeightFormat format) { return ScaleBytes(format) % 64 == 0 ? 1 : 2; }
+
+constexpr size_t ChunkBytes(WeightFormat format) {
+  return ChunkGroups(format) * (ValueBytes(format) + ScaleBytes(format));
+}
+
+// Where in a quantised panel a group's values begin, and its scales.
+constexpr size_t ValueOffset(WeightFormat format, size_t group) {
+  const size_t chunk_groups = ChunkGroups(format);
+  return group / chunk_groups * ChunkBytes(format) + group % chunk_groups * ValueBytes(format);
+}
+constexpr size_t ScaleOffset(WeightFormat format, size_t group) {
+  const size_t chunk_groups = ChunkGroups(format);
+  return group / chunk_groups * ChunkBytes(format) + chunk_groups * ValueBytes(format) +
+         group % chunk_groups * ScaleBytes(format);
+}
+
 struct PackedMatrix {
   WeightFormat format;
   int32_t num_rows;
@@ -62,7 +82,7 @@ struct PackedMatrix {
 
   int num_panels() const { return static_cast<int>(CeilDiv(num_rows, kPanelRows)); }
   int num_groups() const { return static_cast<int>(CeilDiv(num_columns, kGroupColumns)); }
-  size_t panel_bytes() const { return CeilDiv(num_groups() * (ValueBytes(format) + ScaleBytes(format)), 64) * 64; }
+  size_t panel_bytes() const { return CeilDiv(num_groups(), ChunkGroups(format)) * ChunkBytes(format); }
   size_t num_bytes() const { return num_panels() * panel_bytes(); }
   const uint8_t* panel(int index) const { return data + index * panel_bytes(); }
 };

@@ -16,10 +16,8 @@ struct Place {
   int group;
   int row;  // within the panel
 
-  uint8_t* values() const { return panel + group * ValueBytes(shape.format); }
-  uint8_t* scales() const {
-    return panel + shape.num_groups() * ValueBytes(shape.format) + group * ScaleBytes(shape.format);
-  }
+  uint8_t* values() const { return panel + ValueOffset(shape.format, group); }
+  uint8_t* scales() const { return panel + ScaleOffset(shape.format, group); }
   void PutNibble(int column, int nibble) const {
     const int j = column % 16;  // low half of the group in the low nibbles
     uint8_t* byte = values() + 64 * (j / 4) + 4 * row + j % 4;

@@ -13,7 +13,7 @@ constexpr int kVecsPerPanel = kPanelRows / kLanes;
 #if defined(__AVX512F__)
 constexpr int kMaxTileRows[kMaxTilePanels] = {8, 6};
 constexpr MatmulTunings kMatmulTunings = {{
-    {6, 2, 128, 96 << 10},
+    {8, 1, 128, 96 << 10},
     {8, 1, 128, 96 << 10},
     {6, 2, 128, 48 << 10},
     {6, 2, 256, 48 << 10},
@@ -27,15 +27,6 @@ constexpr MatmulTunings kMatmulTunings = {{
     {4, 1, 256, 48 << 10},
 }};
 #endif
-
-// The first tile of a panel waits for memory, and the hardware's own prefetching stops at every page. So many
-// bytes ahead is a few hundred nanoseconds at memory's speed.
-constexpr int kPrefetchBytes = 4096;
-
-// The cache line `kPrefetchBytes` beyond `at`, which may lie outside the weights: a prefetch never faults.
-inline void PrefetchBeyond(const void* at) {
-  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(at) + kPrefetchBytes));
-}
 
 // Writes one row's outputs of a panel from its kVecsPerPanel sums.
 inline void Finish(const MatmulTask& task, int panel, int row, const Vec* sums) {
@@ -85,7 +76,6 @@ void FloatTile(const MatmulTask& task, int panel, int row) {
   const float* x = task.x + static_cast<size_t>(row) * task.x_stride;
   Vec sums[kRows][kVecs] = {};
   for (int k = 0; k < task.weight->num_columns; ++k) {
-    for (int p = 0; p < kPanels; ++p) PrefetchBeyond(weights[p] + k * kPanelRows);
     Vec column[kVecs];
     for (int i = 0; i < kVecs; ++i) {
       column[i] = Weights::LoadColumn(weights[i / kVecsPerPanel] + k * kPanelRows + i % kVecsPerPanel * kLanes);
@@ -251,22 +241,14 @@ struct Int8F16 {
 // A panel as it is packed.
 template <typename Format>
 struct PackedPanel {
-  const uint8_t* values;
-  const uint8_t* scales;
+  const uint8_t* data;
 
-  PackedPanel(const PackedMatrix& weight, int panel)
-      : values(weight.panel(panel)), scales(values + weight.num_groups() * ValueBytes(Format::kFormat)) {}
-  Bytes Word(int group, int word, int vec) const {
-    return Format::Word(values + group * ValueBytes(Format::kFormat) + kBytesPerVec * vec, word);
+  PackedPanel(const PackedMatrix& weight, int panel) : data(weight.panel(panel)) {}
+  Bytes Word(size_t group, int word, int vec) const {
+    return Format::Word(data + ValueOffset(Format::kFormat, group) + kBytesPerVec * vec, word);
   }
-  Vec Scale(int group, int vec) const { return Format::Scale(scales + group * ScaleBytes(Format::kFormat), vec); }
-  Vec Minimum(int group, int vec) const { return Format::Minimum(scales + group * ScaleBytes(Format::kFormat), vec); }
-  void Prefetch(int group) const {
-    for (size_t i = 0; i < ValueBytes(Format::kFormat); i += 64) {
-      PrefetchBeyond(values + group * ValueBytes(Format::kFormat) + i);
-    }
-    PrefetchBeyond(scales + group * ScaleBytes(Format::kFormat));
-  }
+  Vec Scale(size_t group, int vec) const { return Format::Scale(data + ScaleOffset(Format::kFormat, group), vec); }
+  Vec Minimum(size_t group, int vec) const { return Format::Minimum(data + ScaleOffset(Format::kFormat, group), vec); }
 };
 
 // sum += dot * (scale * x_scale) + minimum * x_scaled_sum: the one order of operations, whatever the tile.
@@ -289,8 +271,6 @@ void QuantizedTile(const MatmulTask& task, int panel, int row) {
   const float* x_scaled_sums = x.scaled_sum + row * num_groups;
   Vec sums[kRows][kVecs] = {};
   for (size_t group = 0; group < num_groups; ++group) {
-    first.Prefetch(group);
-    if constexpr (kPanels == 2) second.Prefetch(group);
     Sums dots[kRows][kVecs];
     for (int t = 0; t < kRows; ++t) {
       for (int i = 0; i < kVecs; ++i) dots[t][i] = NoSums();

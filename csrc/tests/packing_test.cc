@@ -24,8 +24,10 @@ float ElementByLayout(const PackedMatrix& m, int row, int column) {
     return value;
   };
   const size_t element = static_cast<size_t>(column) * 16 + r;
-  const size_t scales = m.num_groups() * ValueBytes(m.format) + group * ScaleBytes(m.format);
-  const uint8_t* values = panel + group * ValueBytes(m.format);
+  const int chunk_groups = m.format == WeightFormat::kInt8 ? 2 : 1;
+  const size_t chunk = group / chunk_groups * chunk_groups * (ValueBytes(m.format) + ScaleBytes(m.format));
+  const size_t scales = chunk + chunk_groups * ValueBytes(m.format) + group % chunk_groups * ScaleBytes(m.format);
+  const uint8_t* values = panel + chunk + group % chunk_groups * ValueBytes(m.format);
   const int nibble_byte = values[64 * (c % 16 / 4) + 4 * r + c % 4];
   const int nibble = c < 16 ? nibble_byte & 15 : nibble_byte >> 4;
   switch (m.format) {

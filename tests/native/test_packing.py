@@ -114,6 +114,7 @@ def test_a_weight_file_of_zeros_packs_to_zeros() -> None:
 def test_packed_bytes_are_those_of_the_documented_layout(weight_format) -> None:
     value_bits = {"F32": 32, "F16": 16, "BF16": 16, "INT8": 8, "INT4": 4, "INT4_WIDE": 4}[weight_format.name]
     scale_bytes = {"INT8": 2, "INT4": 4, "INT4_WIDE": 8}.get(weight_format.name, 0)
-    panel = 2 * PANEL_ROWS * (32 * value_bits // 8 + scale_bytes)  # two groups
-    assert PackedWeight.empty(weight_format, 33, 64).data.nbytes == 3 * (-(-panel // 64) * 64)
+    panel = 2 * PANEL_ROWS * (32 * value_bits // 8 + scale_bytes)  # two groups, which fill whole cache lines
+    assert panel % 64 == 0
+    assert PackedWeight.empty(weight_format, 33, 64).data.nbytes == 3 * panel
     assert PackedWeight.empty(weight_format, 33, 64).data.ctypes.data % 64 == 0

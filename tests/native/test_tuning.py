@@ -176,7 +176,7 @@ class FakeTimes:
 
 
 def test_the_search_finds_the_fastest_variant_of_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    favourite = MatmulTuning(4, 1, 64, 12 << 10)
+    favourite = MatmulTuning(4, 1, 64, 24 << 10)
     times = FakeTimes(monkeypatch, favourite)
     matrices = {"a": packed(WeightFormat.INT4, 64, 64), "b": packed(WeightFormat.INT8, 32, 64)}
     table = tune(matrices, this_host(), 1, budget_s=10.0, clock=times.clock.now)
@@ -193,7 +193,7 @@ def test_the_search_finds_the_fastest_variant_of_every_class(monkeypatch: pytest
 
 
 def test_the_search_ends_in_time_and_keeps_the_default_where_there_was_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = FakeTimes(monkeypatch, MatmulTuning(4, 1, 64, 12 << 10), cost=0.3)
+    times = FakeTimes(monkeypatch, MatmulTuning(4, 1, 64, 24 << 10), cost=0.3)
     host = this_host()
     table = tune({"a": packed(WeightFormat.INT4, 64, 64)}, host, 1, budget_s=2.0, clock=times.clock.now)
     assert not table.is_whole
@@ -206,7 +206,7 @@ def test_the_search_ends_in_time_and_keeps_the_default_where_there_was_none(monk
 def test_a_gain_within_the_noise_is_no_reason_to_leave_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     host = this_host()
     monkeypatch.setattr(tuning, "_LEAST_GAIN", 0.9)
-    times = FakeTimes(monkeypatch, MatmulTuning(4, 1, 64, 12 << 10))
+    times = FakeTimes(monkeypatch, MatmulTuning(4, 1, 64, 24 << 10))
     table = tune({"a": packed(WeightFormat.INT4, 64, 64)}, host, 1, budget_s=10.0, clock=times.clock.now)
     assert table.tunings(table.shapes[0].shape) == default_tunings(host.kernels)
 

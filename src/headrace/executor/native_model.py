@@ -57,7 +57,7 @@ def load_weights(
             "compile the model again",
             "dtype",
         )
-    return NativeWeights(source.packed, weight_choice(made_as), source.manifest.tuning)
+    return NativeWeights(source.packed.copied(threads), weight_choice(made_as), source.manifest.tuning)
 
 
 def build_program(model: ModelConfig, weights: NativeWeights, tuning: TuningTable) -> NativeProgram:

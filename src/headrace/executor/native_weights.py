@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -82,26 +83,19 @@ def pack_model(
     """
     wanted = list_weights(checkpoint, config)
     num_total = sum(weight.size for weight in wanted)
-    num_packed = 0
-    matrices: dict[str, PackedWeight] = {}
-    vectors: dict[str, Float32Array] = {}
+    num_packed = sum(weight.size for weight in wanted if _is_vector(weight))
+    vectors = {weight.name: _vector(checkpoint, config, weight) for weight in wanted if _is_vector(weight)}
+    sources = [_MatrixSource.of(checkpoint, weight, choice) for weight in wanted if not _is_vector(weight)]
+    matrices = PackedWeight.side_by_side([source.shape for source in sources])
     with ThreadPoolExecutor(threads, "pack") as pool:
-        packing = pool.map(lambda weight: _pack(checkpoint, config, weight, choice), wanted)
-        for weight, packed in zip(wanted, packing, strict=True):
-            if isinstance(packed, PackedWeight):
-                matrices[weight.name] = packed
-            else:
-                vectors[weight.name] = packed
-            num_packed += weight.size
+        for source, _ in zip(sources, pool.map(_MatrixSource.pack, sources, matrices), strict=True):
+            num_packed += source.weight.size
             progress(num_packed, num_total)
-    return PackedModel(matrices, vectors)
+    return PackedModel({s.weight.name: m for s, m in zip(sources, matrices, strict=True)}, vectors)
 
 
-def _pack(
-    checkpoint: Checkpoint, config: ModelConfig, weight: Weight, choice: WeightChoice
-) -> PackedWeight | Float32Array:
-    is_vector = len(weight.parts[0].shape) == 1
-    return _vector(checkpoint, config, weight) if is_vector else _matrix(checkpoint, weight, choice)
+def _is_vector(weight: Weight) -> bool:
+    return len(weight.parts[0].shape) == 1
 
 
 def _vector(checkpoint: Checkpoint, config: ModelConfig, weight: Weight) -> Float32Array:
@@ -110,20 +104,35 @@ def _vector(checkpoint: Checkpoint, config: ModelConfig, weight: Weight) -> Floa
     return values + np.float32(config.norm_weight_offset) if weight.kind is WeightKind.NORM else values
 
 
-def _matrix(checkpoint: Checkpoint, weight: Weight, choice: WeightChoice) -> PackedWeight:
-    views = [checkpoint.tensors[part.name] for part in weight.parts]
-    num_rows = sum(part.shape[0] for part in weight.parts)
-    num_columns = weight.parts[0].shape[1]
-    stored = _exact_format(views, choice)
-    if stored is not None:
-        packed = PackedWeight.empty(stored.packed, num_rows, num_columns)
-        blocks = [_in_our_order(v.data.reshape(v.shape[0], -1), p) for v, p in zip(views, weight.parts, strict=True)]
-        packed.put_stored(0, num_rows, stored, np.concatenate(blocks).reshape(-1))
-        return packed
-    packed = PackedWeight.empty(_format(views, choice), num_rows, num_columns)
-    for row, values in _row_batches(views, weight.parts):
-        packed.put_floats(row, values)
-    return packed
+@dataclass(frozen=True, slots=True)
+class _MatrixSource:
+    """The stored parts of a matrix, with the format they are packed into; ``stored`` if they are taken as they are."""
+
+    weight: Weight
+    views: list[TensorView]
+    format: WeightFormat
+    stored: StoredFormat | None
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, weight: Weight, choice: WeightChoice) -> _MatrixSource:
+        views = [checkpoint.tensors[part.name] for part in weight.parts]
+        stored = _exact_format(views, choice)
+        return cls(weight, views, _format(views, choice) if stored is None else stored.packed, stored)
+
+    @property
+    def shape(self) -> tuple[WeightFormat, int, int]:
+        """Format, rows and columns."""
+        parts = self.weight.parts
+        return self.format, sum(part.shape[0] for part in parts), parts[0].shape[1]
+
+    def pack(self, packed: PackedWeight) -> None:
+        parts = self.weight.parts
+        if self.stored is None:
+            for row, values in _row_batches(self.views, parts):
+                packed.put_floats(row, values)
+            return
+        blocks = [_in_our_order(v.data.reshape(v.shape[0], -1), p) for v, p in zip(self.views, parts, strict=True)]
+        packed.put_stored(0, packed.num_rows, self.stored, np.concatenate(blocks).reshape(-1))
 
 
 def _exact_format(views: list[TensorView], choice: WeightChoice) -> StoredFormat | None:

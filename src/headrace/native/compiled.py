@@ -1,4 +1,4 @@
-"""A model compiled into a folder: packed weights that are mapped, not read, beside a manifest.
+"""A model compiled into a folder: packed weights, ready to be mapped or copied, beside a manifest.
 
 The layout of packed weights is the same for every instruction set, so a folder made on one CPU runs on any other;
 only its tuning was measured for the CPU that made it. Owns reading and writing of the weights file; the folder as a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,15 @@ class PackedModel:
     @property
     def num_bytes(self) -> int:
         return sum(m.data.nbytes for m in self.matrices.values()) + sum(v.nbytes for v in self.vectors.values())
+
+    def copied(self, threads: int) -> PackedModel:
+        """The same in memory of its own, side by side, as products read it fastest. Costs a copy of all weights."""
+        shapes = [(m.format, m.num_rows, m.num_columns) for m in self.matrices.values()]
+        matrices = PackedWeight.side_by_side(shapes)
+        with ThreadPoolExecutor(threads, "copy") as pool:
+            for _ in pool.map(lambda to, m: np.copyto(to.data, m.data), matrices, self.matrices.values()):
+                pass
+        return PackedModel(dict(zip(self.matrices, matrices, strict=True)), self.vectors)
 
     @property
     def multiplied(self) -> dict[str, PackedWeight]:

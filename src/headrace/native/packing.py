@@ -7,7 +7,7 @@ and packed from there. Knows no model and no file format beyond the three block 
 from __future__ import annotations
 
 import enum
-import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from headrace.native import _native
 from headrace.native.operations import WeightFormat
+from headrace.native.weight_memory import side_by_side
 
 ByteArray = NDArray[np.uint8]
 Float32Array = NDArray[np.float32]
@@ -47,8 +48,13 @@ class PackedWeight:
     @classmethod
     def empty(cls, weight_format: WeightFormat, num_rows: int, num_columns: int) -> PackedWeight:
         """All zeros, in pages of its own, to be filled row by row."""
-        size = _native.packed_bytes(weight_format, num_rows, num_columns)
-        return cls(weight_format, num_rows, num_columns, np.frombuffer(mmap.mmap(-1, size), np.uint8))
+        return cls.side_by_side([(weight_format, num_rows, num_columns)])[0]
+
+    @classmethod
+    def side_by_side(cls, shapes: Sequence[tuple[WeightFormat, int, int]]) -> list[PackedWeight]:
+        """All zeros, in one stretch of memory, in the order in which products should read them."""
+        memory = side_by_side([_native.packed_bytes(*shape) for shape in shapes])
+        return [cls(*shape, data) for shape, data in zip(shapes, memory, strict=True)]
 
     def put_floats(self, row_begin: int, values: Float32Array) -> None:
         """Pack ``values`` ``[count, num_columns]`` as rows ``[row_begin, row_begin + count)``."""

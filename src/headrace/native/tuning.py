@@ -27,7 +27,7 @@ ROW_CLASSES = ("1", "2-8", "9-32", "33+")
 _ROWS_TIMED = (1, 4, 16, 128)
 _MANY_ROWS = 3  # the only class whose rows do not fit one block
 
-_PIECE_BYTES = (12 << 10, 24 << 10, 48 << 10, 96 << 10)
+_PIECE_BYTES = (24 << 10, 48 << 10, 96 << 10, 192 << 10)
 _BLOCK_ROWS = (64, 128, 256, 512)
 _TILE_ROWS = {1: (4, 6, 8), 2: (4, 6)}
 
