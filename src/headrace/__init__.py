@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.core.errors import (
     ConfigError,
+    DeadlineExceeded,
     EngineDead,
     HeadraceError,
     InvalidRequest,
@@ -19,6 +20,7 @@ from headrace.core.errors import (
 
 if TYPE_CHECKING:
     from headrace.core.sampling import SamplingParams
+    from headrace.core.service_level import ServiceLevel
     from headrace.llm.async_llm import AsyncLLM
     from headrace.llm.offline import LLM
     from headrace.llm.outputs import CompletionOutput, GenerationOutput, Logprob, ScoreOutput
@@ -29,6 +31,7 @@ __all__ = [
     "AsyncLLM",
     "CompletionOutput",
     "ConfigError",
+    "DeadlineExceeded",
     "EngineDead",
     "GenerationOutput",
     "HeadraceError",
@@ -40,6 +43,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "ScoreOutput",
+    "ServiceLevel",
     "__version__",
 ]
 
@@ -52,6 +56,7 @@ _HOMES = {
     "RequestOutput": ("headrace.llm.outputs", "GenerationOutput"),  # what vLLM calls it
     "SamplingParams": ("headrace.core.sampling", "SamplingParams"),
     "ScoreOutput": ("headrace.llm.outputs", "ScoreOutput"),
+    "ServiceLevel": ("headrace.core.service_level", "ServiceLevel"),
 }
 
 

@@ -51,7 +51,16 @@ def scalars(setting: Setting) -> st.SearchStrategy[object]:
     return st.floats(setting.minimum, setting.maximum)
 
 
+LINES = {
+    "service_class": st.sampled_from([(), ("gold ttft=300ms tpot=25ms",), ("slow late", "x.y deadline=5m")]),
+    "tenant": st.sampled_from([(), ("a key=k#1",), ("a key=1 class=batch weight=2", "b key=2")]),
+}
+"""Settings whose text has a form of its own."""
+
+
 def values(setting: Setting) -> st.SearchStrategy[object]:
+    if setting.name in LINES:
+        return LINES[setting.name]
     if setting.is_repeatable:
         return st.lists(scalars(setting), max_size=3).map(tuple)
     return st.none() | scalars(setting) if setting.is_optional else scalars(setting)

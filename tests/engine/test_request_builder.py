@@ -7,6 +7,7 @@ import pytest
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
+from headrace.core.service_level import ServiceLevel, ServiceTerms
 from headrace.engine.request_builder import RequestBuilder
 
 
@@ -31,9 +32,12 @@ def refusal(num_prompt_tokens: int = 420, **fields: object) -> InvalidRequest:
     return caught.value
 
 
+TERMS = ServiceTerms(ServiceLevel(ttft_s=1.0), "gold", "ann", 2.0, -1)
+
+
 def test_a_good_request_keeps_what_the_caller_gave() -> None:
     sampling = SamplingParams(max_tokens=8, seed=-5)
-    request = BUILDER.build("id", (1, 2, 3), sampling, arrival_time=2.5, priority=-1, cache_salt="tenant")
+    request = BUILDER.build("id", (1, 2, 3), sampling, arrival_time=2.5, terms=TERMS, cache_salt="salt")
     assert request == Request(
         request_id="id",
         prompt_token_ids=[1, 2, 3],
@@ -41,7 +45,11 @@ def test_a_good_request_keeps_what_the_caller_gave() -> None:
         seed=-5,
         arrival_time=2.5,
         priority=-1,
-        cache_salt="tenant",
+        cache_salt="salt",
+        service_level=TERMS.level,
+        service_class="gold",
+        tenant="ann",
+        weight=2.0,
     )
 
 
@@ -122,5 +130,5 @@ def test_a_long_cache_salt_is_refused() -> None:
 @pytest.mark.parametrize("priority", [-(2**31), 2**31])
 def test_a_priority_out_of_bounds_is_refused(priority: int) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        BUILDER.build("r", [1], SamplingParams(), arrival_time=0.0, priority=priority)
+        BUILDER.build("r", [1], SamplingParams(), arrival_time=0.0, terms=ServiceTerms(priority=priority))
     assert caught.value.param == "priority"

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from headrace.core.errors import ConfigError
 from headrace.core.sampling import MAX_SEED
+from headrace.core.service_config import parse_classes, parse_tenants
 
 DEFAULT_MODEL = "smollm2"
 
@@ -179,6 +180,14 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         tuple[str, ...],
         _meta("server", "key clients must send as a bearer token; repeat the flag for several"),
     ] = ()
+    service_class: Annotated[
+        tuple[str, ...],
+        _meta("server", "class of requests and its targets, as 'gold ttft=300ms tpot=25ms [deadline=60s] [late]'"),
+    ] = ()
+    tenant: Annotated[
+        tuple[str, ...],
+        _meta("server", "owner of a key, its class and its share, as 'search key=KEY [class=gold] [weight=3]'"),
+    ] = ()
     insecure: Annotated[bool, _meta("server", "listen on other addresses than loopback without an API key")] = False
     served_model_name: Annotated[
         tuple[str, ...],
@@ -216,3 +225,13 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     log_requests: Annotated[
         bool, _meta("logging", "log one line per request (never its text)", aliases=("enable-log-requests",))
     ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parse_tenants(self.tenant, parse_classes(self.service_class))
+
+    @property
+    def all_keys(self) -> tuple[str, ...]:
+        """Every key a client may send: the plain ones and those of tenants."""
+        tenants = parse_tenants(self.tenant, parse_classes(self.service_class))
+        return (*self.api_key, *(tenant.key for tenant in tenants))

@@ -19,19 +19,15 @@ from headrace.core.service_level import DEFAULT_CLASS, NO_TARGETS, ServiceLevel
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One generation request, tokenized and validated.
 
-        ``seed`` is always set (drawn by the front end when the caller gave none): with it, a request is a
-        pure function of its fields and the model. ``cache_salt`` separates the prefix cache: only requests
-        with the same salt may share KV blocks. ``priority`` is vLLM's: lower values are served first.
-        ``bad_word_token_ids`` are the tokenized forms of ``sampling.bad_words``. ``arrival_time`` is in
-    <<<<<<< HEAD
-        seconds on the machine's monotonic clock.
+    ``seed`` is always set (drawn by the front end when the caller gave none): with it, a request is a
+    pure function of its fields and the model. ``cache_salt`` separates the prefix cache: only requests
+    with the same salt may share KV blocks. ``priority`` is vLLM's: lower values are served first.
+    ``bad_word_token_ids`` are the tokenized forms of ``sampling.bad_words``. ``arrival_time`` is in
+    seconds on the machine's monotonic clock. ``constraint`` is the form that every output must have.
 
-        ``service_level`` holds the targets this request is held to, ``service_class`` the name they are reported
-        under. ``tenant`` is whose share of the machine it uses and ``weight`` how large that share is, relative to
-        other tenants'.
-    =======
-        seconds on the machine's monotonic clock. ``constraint`` is the form that every output must have.
-    >>>>>>> aab70aa (wip)
+    ``service_level`` holds the targets this request is held to, ``service_class`` the name they are reported
+    under. ``tenant`` is whose share of the machine it uses and ``weight`` how large that share is, relative to
+    other tenants'.
     """
 
     request_id: str
@@ -130,3 +126,14 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     stop_reason: str | int | None = None
     times: RequestTimes | None = None
     error: OutputError | None = None
+
+
+def refused_outputs(request: Request, error: OutputError) -> list[RequestOutput]:
+    """The last outputs of a request that the engine did not take in, one for each of its sequences."""
+    usage = Usage(len(request.prompt_token_ids), 0, 0)
+    return [
+        RequestOutput(
+            request_id=request.request_id, index=index, usage=usage, finish_reason=FinishReason.ERROR, error=error
+        )
+        for index in range(request.sampling.n)
+    ]

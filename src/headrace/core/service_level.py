@@ -61,3 +61,30 @@ STANDARD_CLASSES: Final[Mapping[str, ServiceLevel]] = MappingProxyType(
     }
 )
 """The classes there are unless a config file says otherwise."""
+
+
+class ServiceTerms(msgspec.Struct, frozen=True):
+    """How a request is to be served, besides what it asks of the model; see ``core.request.Request``."""
+
+    level: ServiceLevel = NO_TARGETS
+    service_class: str = DEFAULT_CLASS
+    tenant: str = ""
+    weight: float = 1.0
+    priority: int = 0
+
+
+DEFAULT_TERMS: Final = ServiceTerms()
+
+
+def terms_of(level: ServiceLevel | str | None, priority: int = 0) -> ServiceTerms:
+    """Terms from targets or the name of a standard class. Raises ``InvalidRequest`` for another name."""
+    if level is None:
+        return ServiceTerms(priority=priority)
+    if isinstance(level, ServiceLevel):
+        return ServiceTerms(level, priority=priority)
+    if level not in STANDARD_CLASSES:
+        raise InvalidRequest(
+            f"service_level is {level!r} but must be a ServiceLevel or one of {', '.join(STANDARD_CLASSES)}",
+            "service_level",
+        )
+    return ServiceTerms(STANDARD_CLASSES[level], level, priority=priority)

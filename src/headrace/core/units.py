@@ -1,4 +1,4 @@
-"""Numbers as people write them: ``2GiB``, ``32k``; and bytes as people read them."""
+"""Numbers as people write them: ``2GiB``, ``32k``, ``500ms``; and bytes as people read them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from fractions import Fraction
 
 _PREFIXES = "kmgtp"
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(ms|s|m|)")
+_DURATION_UNITS = {"": Fraction(1), "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60)}
 _SIZE = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,9})?) ?([A-Za-z]{0,3})")
 
 
@@ -35,6 +37,14 @@ def _multiplier(unit: str) -> int:
     if rest.startswith("i") or (rest == "" and unit.isupper()):
         return int(1024**power)
     return int(1000**power)
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds from ``0.5``, ``500ms``, ``2s`` or ``5m``; a bare number is in seconds. Raises ``ValueError``."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration; write it as 500ms, 2s, 5m, or a number of seconds")
+    return float(Fraction(match[1]) * _DURATION_UNITS[match[2]])
 
 
 def exact_size(number: int) -> str:

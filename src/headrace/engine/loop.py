@@ -17,7 +17,7 @@ import msgspec
 from headrace.core.client import EngineInfo, StepStats
 from headrace.core.clock import Clock, WallClock
 from headrace.core.errors import EngineDead, InvalidRequest, Overloaded
-from headrace.core.request import FinishReason, OutputError, Request, RequestOutput, Usage
+from headrace.core.request import OutputError, Request, RequestOutput, refused_outputs
 from headrace.engine.messages import Abort, Shutdown, Submit
 
 logger = logging.getLogger(__name__)
@@ -163,7 +163,8 @@ class EngineLoop:
             self._listener.on_refused(request.request_id, error)
         except Exception as error:
             logger.exception("request %s could not be taken in; only this request fails", request.request_id)
-            outputs = _failed_outputs(request, f"the engine could not take in this request ({type(error).__name__})")
+            message = f"the engine could not take in this request ({type(error).__name__})"
+            outputs = refused_outputs(request, OutputError("RequestFailed", message))
             # no step ran: its figures must not be counted a second time
             idle = msgspec.structs.replace(self._engine.stats(), num_step_tokens=0, num_step_samples=0, step_s=0.0)
             self._listener.on_outputs(outputs, idle)
@@ -184,14 +185,3 @@ def _run_guarded(what: str, action: Callable[[], None]) -> None:
         action()
     except Exception:
         logger.exception("%s failed", what)
-
-
-def _failed_outputs(request: Request, message: str) -> list[RequestOutput]:
-    error = OutputError("RequestFailed", message)
-    usage = Usage(len(request.prompt_token_ids), 0, 0)
-    return [
-        RequestOutput(
-            request_id=request.request_id, index=index, usage=usage, finish_reason=FinishReason.ERROR, error=error
-        )
-        for index in range(request.sampling.n)
-    ]

@@ -17,6 +17,7 @@ import msgspec
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
+from headrace.core.service_level import DEFAULT_TERMS, ServiceTerms
 
 MAX_CACHE_SALT_CHARS = 128
 MAX_PRIORITY = (1 << 31) - 1
@@ -48,7 +49,7 @@ class RequestBuilder:
         sampling: SamplingParams,
         *,
         arrival_time: float,
-        priority: int = 0,
+        terms: ServiceTerms = DEFAULT_TERMS,
         cache_salt: str = "",
     ) -> Request:
         """Check everything and return the request, with ``max_tokens`` and ``seed`` always set.
@@ -59,16 +60,20 @@ class RequestBuilder:
         sampling.check_token_ids(self.vocab_size)
         constraint = None if sampling.structured_outputs is None else sampling.structured_outputs.constraint()
         _check_cache_salt(cache_salt)
-        _check_priority(priority)
+        _check_priority(terms.priority)
         return Request(
             request_id=request_id,
             prompt_token_ids=list(prompt_token_ids),
             sampling=self._with_max_tokens(_without_form(sampling), len(prompt_token_ids)),
             seed=self._seed(sampling),
             arrival_time=arrival_time,
-            priority=priority,
+            priority=terms.priority,
             cache_salt=cache_salt,
             bad_word_token_ids=self._bad_word_token_ids(sampling.bad_words),
+            service_level=terms.level,
+            service_class=terms.service_class,
+            tenant=terms.tenant,
+            weight=terms.weight,
             constraint=constraint,
         )
 

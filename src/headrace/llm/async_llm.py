@@ -13,6 +13,7 @@ from headrace.core.clock import WallClock
 from headrace.core.config import DEFAULT_MODEL, EngineConfig
 from headrace.core.progress import Progress
 from headrace.core.sampling import SamplingParams
+from headrace.core.service_level import ServiceLevel, terms_of
 from headrace.core.settings import config_from_arguments
 from headrace.engine.inprocess import InProcessClient
 from headrace.engine.metrics import Metrics
@@ -62,11 +63,13 @@ class AsyncLLM:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        service_level: ServiceLevel | str | None = None,
     ) -> AsyncGenerator[GenerationOutput, None]:
         """Complete one prompt, yielding everything so far whenever there is more; the last is ``finished``.
 
         Closing the iterator ends the request. Raises ``InvalidRequest``, ``Overloaded`` when ``max_num_seqs`` plus
-        ``max_num_queued_reqs`` sequences are open already, and ``EngineDead``.
+        ``max_num_queued_reqs`` sequences are open already or when ``service_level`` (targets, or the name of a
+        standard class) cannot be met, and ``EngineDead``.
         """
         encoded = await asyncio.to_thread(encode_prompt, prompt, self._loaded.tokenizer)
         request = self._builder.build(
@@ -74,7 +77,7 @@ class AsyncLLM:
             encoded.token_ids,
             sampling_params or SamplingParams(),
             arrival_time=self._clock.now(),
-            priority=priority,
+            terms=terms_of(service_level, priority),
             cache_salt=encoded.cache_salt,
         )
         collector = OutputCollector(request, encoded.text, self._loaded.tokenizer.token_text)

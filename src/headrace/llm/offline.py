@@ -17,6 +17,7 @@ from headrace.core.errors import InvalidRequest, RequestFailed
 from headrace.core.progress import NullProgress, Progress
 from headrace.core.request import RequestOutput
 from headrace.core.sampling import SamplingParams
+from headrace.core.service_level import DEFAULT_TERMS, ServiceLevel, ServiceTerms, terms_of
 from headrace.core.settings import config_from_arguments
 from headrace.engine.request_builder import RequestBuilder
 from headrace.llm.loading import LoadedModel, load_model
@@ -72,16 +73,18 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        service_level: ServiceLevel | str | None = None,
     ) -> list[GenerationOutput]:
         """Complete prompts: text, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``, one or several.
 
         ``sampling_params`` is one for all or one per prompt. ``priority`` is one per prompt, lower first, for an
-        engine with ``scheduling_policy="priority"``. A sequence that fails inside the engine has
-        ``finish_reason == "error"`` and the others are unharmed. Raises ``InvalidRequest`` before anything
-        is computed. ``use_tqdm`` shows progress on a terminal.
+        engine with ``scheduling_policy`` "slo" or "priority". ``service_level`` holds the targets of all of them,
+        or is the name of a standard class. A sequence that fails inside the engine or is refused because its
+        targets cannot be met has ``finish_reason == "error"`` and the others are unharmed. Raises
+        ``InvalidRequest`` before anything is computed. ``use_tqdm`` shows progress on a terminal.
         """
         encoded = [encode_prompt(prompt, self._loaded.tokenizer) for prompt in as_list(prompts)]
-        jobs = _jobs(encoded, sampling_params, priority)
+        jobs = _jobs(encoded, sampling_params, priority, service_level)
         return self._generate(jobs, terminal_progress() if use_tqdm else NullProgress())
 
     def chat(
@@ -176,7 +179,7 @@ class LLM:
             job.prompt.token_ids,
             job.params,
             arrival_time=self._clock.now(),
-            priority=job.priority,
+            terms=job.terms,
             cache_salt=job.prompt.cache_salt,
         )
         return OutputCollector(request, job.prompt.text, self._loaded.tokenizer.token_text)
@@ -188,10 +191,15 @@ class _Job:
 
     prompt: EncodedPrompt
     params: SamplingParams
-    priority: int = 0
+    terms: ServiceTerms = DEFAULT_TERMS
 
 
-def _jobs(prompts: Sequence[EncodedPrompt], sampling: SamplingChoice, priority: Sequence[int] | None) -> list[_Job]:
+def _jobs(
+    prompts: Sequence[EncodedPrompt],
+    sampling: SamplingChoice,
+    priority: Sequence[int] | None,
+    service_level: ServiceLevel | str | None,
+) -> list[_Job]:
     if sampling is None or isinstance(sampling, SamplingParams):
         sampling = [sampling or SamplingParams()] * len(prompts)
     priority = [0] * len(prompts) if priority is None else priority
@@ -201,7 +209,10 @@ def _jobs(prompts: Sequence[EncodedPrompt], sampling: SamplingChoice, priority: 
                 f"there are {len(prompts)} prompts but {len(values)} {name.replace('_', ' ')}; give one per prompt",
                 name,
             )
-    return [_Job(*job) for job in zip(prompts, sampling, priority, strict=True)]
+    return [
+        _Job(prompt, params, terms_of(service_level, steps))
+        for prompt, params, steps in zip(prompts, sampling, priority, strict=True)
+    ]
 
 
 def _pairs(prompts: list[Prompt], continuations: list[Prompt]) -> list[tuple[Prompt, Prompt]]:

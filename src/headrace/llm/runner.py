@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from headrace.core.errors import InvalidRequest
-from headrace.core.request import RequestOutput
+from headrace.core.errors import InvalidRequest, Overloaded
+from headrace.core.request import OutputError, RequestOutput, refused_outputs
 from headrace.engine.loop import DrivenEngine
 from headrace.llm.interrupts import DeferredInterrupt
 from headrace.llm.outputs import OutputCollector
@@ -26,7 +26,8 @@ class Runner:
         """Run all to their end; ``on_finished`` is called once for each.
 
         Raises ``InvalidRequest`` if the engine cannot take one of them, and ``KeyboardInterrupt`` between
-        two steps; then none of them is left in the engine.
+        two steps; then none of them is left in the engine. One that is refused because its targets cannot be
+        met ends with an error, and the others run.
         """
         with DeferredInterrupt() as interrupt:
             try:
@@ -62,6 +63,10 @@ class Runner:
             except InvalidRequest as error:
                 where = f"prompt {number} of {len(collectors)}: " if len(collectors) > 1 else ""
                 raise InvalidRequest(where + error.message, error.param) from error
+            except Overloaded as error:
+                for output in refused_outputs(collector.request, OutputError.of(error)):
+                    collector.add(output)
+                continue
             self._collectors[collector.request.request_id] = collector
 
     def _step(self, interrupt: DeferredInterrupt) -> None:

@@ -37,6 +37,7 @@ from headrace.server.model_names import model_names
 from headrace.server.openapi import openapi_document
 from headrace.server.prompts import ChatEncoder, PromptReader
 from headrace.server.routes import ROUTES, RouteSpec
+from headrace.server.service_desk import ServiceDesk
 from headrace.server.tokenizer_port import ServedTokenizer
 from headrace.server.traffic import Traffic
 
@@ -78,6 +79,7 @@ def create_context(
         model_names=model_names(config),
         metrics=metrics,
         clock=WallClock(),
+        desk=ServiceDesk.of(config),
         drain=DrainSwitch(),
         traffic=Traffic(),
         workers=ThreadPoolExecutor(min(MAX_WORKERS, os.cpu_count() or 1), thread_name_prefix="prompt"),
@@ -94,7 +96,7 @@ def app_of(context: ServerContext) -> Starlette:
         middleware=[
             Middleware(RequestBoundary, context.clock, context.metrics, config.log_requests),
             Middleware(HeaderLimits, config),
-            Middleware(ApiKeyCheck, config.api_key),
+            Middleware(ApiKeyCheck, config.all_keys),
             Middleware(HostCheck, config),
             Middleware(BodyLimits, config),
         ],

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterable
 
 from headrace.server.access_log import App, Receive, Scope, Send
 from headrace.server.errors import HttpRefusal, refusal
@@ -34,7 +35,7 @@ class ApiKeyCheck:
         await self._app(scope, receive, send)
 
     def _check(self, headers: list[tuple[bytes, bytes]]) -> None:
-        key = _presented_key(headers)
+        key = presented_key(headers)
         if key is None:
             raise _unauthorized("this server needs an API key; send it as 'Authorization: Bearer KEY'")
         digest = hashlib.sha256(key).digest()
@@ -43,7 +44,7 @@ class ApiKeyCheck:
             raise _unauthorized("the API key is not one of this server's")
 
 
-def _presented_key(headers: list[tuple[bytes, bytes]]) -> bytes | None:
+def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     """The one key a request carries; ``None`` if there is none, or several that disagree."""
     keys = set()
     for name, value in headers:

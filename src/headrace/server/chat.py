@@ -7,6 +7,7 @@ from starlette.requests import Request as HttpRequest
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import Request
+from headrace.core.service_level import ServiceTerms
 from headrace.server.access_log import App, record_of
 from headrace.server.chat_messages import check_features
 from headrace.server.chat_reply import ChatOptions, ChatReply
@@ -30,13 +31,14 @@ async def create_chat_completion(context: ServerContext, http: HttpRequest) -> A
         check_features(body.value)
         model = context.served_name(body.value.model)
         identity = identify("chatcmpl", model, body.value, record_of(http.scope))
-        request = await context.in_worker(_prepare, context, body.value, identity)
+        terms = context.desk.terms(body.value, http.scope["headers"])
+        request = await context.in_worker(_prepare, context, body.value, identity, terms)
     usage = UsageMeter([request], context.config.enable_prompt_tokens_details)
     reply = ChatReply(identity.head, _options(body.value), request, context.tokens, usage)
     return response(context, [request], reply, body)
 
 
-def _prepare(context: ServerContext, body: ChatRequest, identity: Identity) -> Request:
+def _prepare(context: ServerContext, body: ChatRequest, identity: Identity, terms: ServiceTerms) -> Request:
     sampling = chat_sampling(body)
     constraint = constraint_of(body)
     truncate_to = body.truncate_prompt_tokens
@@ -47,7 +49,7 @@ def _prepare(context: ServerContext, body: ChatRequest, identity: Identity) -> R
             truncated(token_ids, truncate_to, context.builder.max_model_len - (sampling.max_tokens or 1)),
             sampling,
             arrival_time=context.clock.now(),
-            priority=body.priority or 0,
+            terms=terms,
             cache_salt=cache_salt(body),
         )
     except InvalidRequest as error:

@@ -9,6 +9,7 @@ from starlette.requests import Request as HttpRequest
 
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
+from headrace.core.service_level import ServiceTerms
 from headrace.server.access_log import App, record_of
 from headrace.server.completion_reply import CompletionOptions, CompletionReply
 from headrace.server.constraint_fields import constraint_of
@@ -37,7 +38,8 @@ async def create_completion(context: ServerContext, http: HttpRequest) -> App:
         body = COMPLETION_BODY.decode(data, context.config.max_json_depth)
         check_stream_options(body.value)
         identity = identify("cmpl", context.served_name(body.value.model), body.value, record_of(http.scope))
-        prepared = await context.in_worker(_prepare, context, body.value, identity)
+        terms = context.desk.terms(body.value, http.scope["headers"])
+        prepared = await context.in_worker(_prepare, context, body.value, identity, terms)
     reply = CompletionReply(
         identity.head,
         _options(body.value, prepared.echo_texts),
@@ -48,7 +50,7 @@ async def create_completion(context: ServerContext, http: HttpRequest) -> App:
     return response(context, prepared.requests, reply, body)
 
 
-def _prepare(context: ServerContext, body: CompletionRequest, identity: Identity) -> _Prepared:
+def _prepare(context: ServerContext, body: CompletionRequest, identity: Identity, terms: ServiceTerms) -> _Prepared:
     sampling = completion_sampling(body)
     constraint = constraint_of(body)
     prompts = context.prompts.prompts(
@@ -64,7 +66,7 @@ def _prepare(context: ServerContext, body: CompletionRequest, identity: Identity
             token_ids,
             _clipped(sampling, body, context.builder.max_model_len - len(token_ids)),
             arrival_time=context.clock.now(),
-            priority=body.priority or 0,
+            terms=terms,
             cache_salt=cache_salt(body),
         )
         requests.append(msgspec.structs.replace(request, constraint=constraint))

@@ -23,6 +23,7 @@ from headrace.server.access_log import HttpCounters
 from headrace.server.errors import RESTART_RETRY_S, unavailable, unknown_model
 from headrace.server.logprobs import TokenView
 from headrace.server.prompts import PromptReader
+from headrace.server.service_desk import ServiceDesk
 from headrace.server.traffic import Traffic
 
 P = ParamSpec("P")
@@ -73,6 +74,7 @@ class ServerContext:
     model_names: tuple[str, ...]
     metrics: ServerMetrics
     clock: Clock
+    desk: ServiceDesk
     drain: DrainSwitch
     traffic: Traffic
     workers: ThreadPoolExecutor

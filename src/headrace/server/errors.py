@@ -15,6 +15,7 @@ from http import HTTPStatus
 import msgspec
 
 from headrace.core.errors import (
+    DeadlineExceeded,
     EngineDead,
     HeadraceError,
     InvalidRequest,
@@ -22,6 +23,7 @@ from headrace.core.errors import (
     RequestAborted,
     RequestFailed,
 )
+from headrace.core.request import OutputError
 
 CLIENT_CLOSED_REQUEST = 499
 """Status of a request whose client went away first (nginx's number); only logs ever see it."""
@@ -115,6 +117,9 @@ def error_reply(error: BaseException) -> ErrorReply:
             return error.reply
         case InvalidRequest():
             return ErrorReply(400, ErrorDetail(error.message, _error_type(400), error.param, "invalid_value"))
+        case DeadlineExceeded():
+            detail = ErrorDetail(error.message, _error_type(408), None, "deadline_exceeded")
+            return ErrorReply(408, detail, {"x-should-retry": "false"})  # else OpenAI's clients send it again
         case Overloaded():
             detail = ErrorDetail(error.message, _error_type(429), None, "overloaded")
             return ErrorReply(429, detail, retry_after(error.retry_after_s))
@@ -130,13 +135,19 @@ def error_reply(error: BaseException) -> ErrorReply:
             return ErrorReply(500, ErrorDetail(_INTERNAL_MESSAGE, _error_type(500), None, "internal_error"))
 
 
-def failure_of_output(kind: str, message: str, param: str | None = None) -> HeadraceError:
+def failure_of_output(error: OutputError) -> HeadraceError:
     """The exception behind a sequence's last output with ``FinishReason.ERROR``."""
-    if kind == InvalidRequest.__name__:
-        return InvalidRequest(message, param)
-    if kind == EngineDead.__name__:
-        return EngineDead(message)
-    return RequestFailed(message)
+    match error.kind:
+        case "InvalidRequest":
+            return InvalidRequest(error.message, error.param)
+        case "Overloaded":
+            return Overloaded(error.message, error.retry_after_s)
+        case "DeadlineExceeded":
+            return DeadlineExceeded(error.message)
+        case "EngineDead":
+            return EngineDead(error.message)
+        case _:
+            return RequestFailed(error.message)
 
 
 def _error_type(status: int) -> str:

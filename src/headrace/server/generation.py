@@ -100,7 +100,7 @@ class Generation:
             async with aclosing(self._client.generate(request)) as outputs:
                 async for output in outputs:
                     if output.error is not None:
-                        raise failure_of_output(output.error.kind, output.error.message, output.error.param)
+                        raise failure_of_output(output.error)
                     await self._put(prompt_index, output)
         except Exception as error:
             self._fail(error)

@@ -34,7 +34,7 @@ def url_of(sock: socket.socket) -> str:
 
 
 def _check_exposure(config: ServeConfig) -> None:
-    if _is_loopback(config.host) or config.api_key or config.insecure:
+    if _is_loopback(config.host) or config.all_keys or config.insecure:
         return
     raise ConfigError(
         f"host {config.host} is reachable from other machines and no API key is set; set one with --api-key, "

@@ -21,6 +21,15 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
+class SloFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Targets of one request, in place of those of its class."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    deadline_ms: float | None = None
+    may_be_late: bool | None = None
+
+
 class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that ``/v1/completions`` and ``/v1/chat/completions`` both take."""
 
@@ -73,6 +82,9 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     extra_key: str | None = None
     priority: int | None = None
+    slo: SloFields | None = None
+    service_tier: str | None = None
+    user: str | None = None
     truncate_prompt_tokens: int | None = None
     stream_interval: int | None = None
     request_id: str | None = None
@@ -81,10 +93,8 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     # taken and without effect here: hints to routers, OpenAI's bookkeeping for its own platform
     session_id: str | None = None
     custom_labels: dict[str, str] | None = None
-    user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
-    service_tier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None

@@ -32,7 +32,7 @@ def start_block(info: EngineInfo, config: ServeConfig, model_name: str, url: str
             f"{info.max_num_queued_reqs} queued"
         ),
         "stages": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in info.stage_times_s.items()) or "-",
-        "keys": f"{len(config.api_key)} API keys" if config.api_key else "none needed",
+        "keys": f"{len(config.all_keys)} API keys" if config.all_keys else "none needed",
         "URL": f"{url}/v1",
     }
     width = max(map(len, rows))
@@ -49,7 +49,7 @@ def _curl(config: ServeConfig, model_name: str, url: str, has_chat: bool) -> str
     else:
         asked["prompt"] = "Once upon a time"
     words = ["curl", url + path, "-H", "content-type: application/json"]
-    if config.api_key:
+    if config.all_keys:
         words += ["-H", "authorization: Bearer $HEADRACE_API_KEY"]
     quoted = [shlex.quote(word) if "$" not in word else f'"{word}"' for word in words]
     return " ".join([*quoted, "-d", shlex.quote(json.dumps(asked, ensure_ascii=False))])
