@@ -41,6 +41,10 @@ def test_the_model_argument_wins_over_the_environment() -> None:
     assert parse(environ={"HEADRACE_MODEL": "other"}).model == "other"
 
 
+LINES = {"tenant": "100 key=100"}
+"""Settings whose text has a form of its own."""
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_every_spelling_sets_its_setting(setting: Setting) -> None:
     for spelling in (setting.flag, *(f"--{alias}" for alias in setting.aliases)):
@@ -49,7 +53,7 @@ def test_every_spelling_sets_its_setting(setting: Setting) -> None:
                 assert getattr(parse(flag), setting.name) is True
                 assert getattr(parse(flag.replace("--", "--no-", 1)), setting.name) is False
                 continue
-            text = setting.choices[-1] if setting.choices else str(max(100, setting.minimum or 0))
+            text = LINES.get(setting.name) or next(reversed(setting.choices), str(max(100, setting.minimum or 0)))
             value = getattr(parse(flag, text), setting.name)
             assert str(value[0] if setting.is_repeatable else value).removesuffix(".0") == text
             assert parse(f"{flag}={text}") == parse(flag, text)
