@@ -124,7 +124,7 @@ def test_without_prefix_caching_every_block_stays_private_and_comes_back() -> No
     assert (kv.num_cached_blocks, kv.num_private_blocks, seq.num_shared_blocks) == (0, 3, 0)
     kv.release(seq)
     assert kv.num_free_blocks == 4
-    assert not kv.is_being_computed(make_sequence(1, [1, 2, 3]))
+    assert not kv.is_being_computed(make_sequence(1, [1, 2, 3]), 2)
     assert kv.check() == []
 
 
@@ -213,13 +213,14 @@ def test_a_sequence_that_is_looked_up_again_and_again_for_want_of_room_is_counte
 def test_a_waiting_sequence_is_told_that_its_next_block_is_being_computed() -> None:
     kv = caching(16, 2)
     running, waiting = make_sequence(0, [1, 2, 3, 4, 5]), make_sequence(1, [1, 2, 3, 4, 6])
-    assert not kv.is_being_computed(waiting)
+    assert not kv.is_being_computed(waiting, 4)
     admit(kv, running)
-    assert kv.is_being_computed(waiting)
+    assert kv.is_being_computed(waiting, 4)
+    assert not kv.is_being_computed(waiting, 1)  # it could not take the block over
     compute(kv, running, 2)
-    assert kv.is_being_computed(waiting)  # now for the second block
+    assert kv.is_being_computed(waiting, 4)  # now for the second block
     compute(kv, running, 2)
-    assert not kv.is_being_computed(waiting)
+    assert not kv.is_being_computed(waiting, 4)
     admit(kv, waiting)
     assert waiting.num_computed_tokens == 4
 
@@ -236,7 +237,7 @@ def test_a_waiting_sequence_is_told_that_its_next_block_is_being_computed() -> N
 def test_a_waiting_sequence_is_not_held_back_for_a_block_it_cannot_use(prompt: list[int], cache_salt: str) -> None:
     kv = caching(16, 2)
     admit(kv, make_sequence(0, [1, 2, 3, 4, 5]))
-    assert not kv.is_being_computed(make_sequence(1, prompt, cache_salt))
+    assert not kv.is_being_computed(make_sequence(1, prompt, cache_salt), len(prompt) - 1)
 
 
 def test_a_sequence_that_parts_from_the_running_one_earlier_is_not_held_back() -> None:
@@ -244,8 +245,8 @@ def test_a_sequence_that_parts_from_the_running_one_earlier_is_not_held_back() -
     running = make_sequence(0, [1, 2, 3, 4, 5, 6, 7])
     admit(kv, running)
     compute(kv, running, 4)
-    assert kv.is_being_computed(make_sequence(1, [1, 2, 3, 4, 5, 6, 9]))
-    assert not kv.is_being_computed(make_sequence(2, [1, 2, 5, 6, 9]))
+    assert kv.is_being_computed(make_sequence(1, [1, 2, 3, 4, 5, 6, 9]), 6)
+    assert not kv.is_being_computed(make_sequence(2, [1, 2, 5, 6, 9]), 4)
 
 
 def test_nobody_waits_for_a_block_of_a_sequence_that_left() -> None:
@@ -255,9 +256,9 @@ def test_nobody_waits_for_a_block_of_a_sequence_that_left() -> None:
     admit(kv, first)
     admit(kv, second)
     kv.release(first)
-    assert kv.is_being_computed(waiting)  # by the second still
+    assert kv.is_being_computed(waiting, 4)  # by the second still
     kv.release(second)
-    assert not kv.is_being_computed(waiting)
+    assert not kv.is_being_computed(waiting, 4)
 
 
 def test_long_prompts_are_matched_to_their_end() -> None:

@@ -186,7 +186,7 @@ class ManySequences(RuleBasedStateMachine):
             wanted = content(seq, start + self.block_size)
             in_flight = {content(other, start + self.block_size) for other in self.live if self.computes(other, start)}
             expected = self.caching and start < limit and wanted in in_flight
-            assert self.kv.is_being_computed(seq) == expected
+            assert self.kv.is_being_computed(seq, seq.num_tokens - 1) == expected
 
     def computes(self, seq: Sequence, start: int) -> bool:
         """Whether the next block that a live sequence commits starts at ``start`` and was known when it last did."""

@@ -352,6 +352,15 @@ def test_logprobs_zero_reports_the_chosen_token_only() -> None:
     assert sampled.logprobs[0].top == ()
 
 
+def test_logprobs_of_named_tokens_stand_where_the_likeliest_would() -> None:
+    logits = _logits(2)
+    sampled = _sample(logits, [_spec(logprob_token_ids=(7, 0)), _spec(logprobs=1)])
+    expected = logits[0].log_softmax(dim=0)
+    assert [token for token, _ in sampled.logprobs[0].top] == [7, 0]
+    assert [value for _, value in sampled.logprobs[0].top] == pytest.approx(expected[[7, 0]].tolist(), abs=1e-5)
+    assert len(sampled.logprobs[1].top) == 1
+
+
 # -- any parameters at all -------------------------------------------------------------------------------
 
 

@@ -276,6 +276,15 @@ def test_logprobs_of_given_tokens_are_those_of_torch() -> None:
         assert [token for token, _ in ours.top] == [token for token, _ in entry.top]
 
 
+def test_logprobs_of_named_tokens_stand_where_the_likeliest_would() -> None:
+    logits = _logits(2, 500, seed=9)
+    sampled = _sample(logits, [_spec(logprob_token_ids=(7, 0, 499)), _spec(logprobs=2)])
+    expected = token_logprobs(torch.from_numpy(logits[[0, 0, 0]]), [7, 0, 499], [0, 0, 0])
+    assert [token for token, _ in sampled.logprobs[0].top] == [7, 0, 499]
+    assert [value for _, value in sampled.logprobs[0].top] == pytest.approx([e.logprob for e in expected], abs=1e-5)
+    assert len(sampled.logprobs[1].top) == 2
+
+
 def test_logprobs_of_a_row_that_is_not_finite_say_so() -> None:
     logits = _logits(2)
     logits[0, 3] = math.nan

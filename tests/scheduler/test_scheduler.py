@@ -196,6 +196,20 @@ def test_prompt_logprobs_cover_each_position_once_in_any_chunking():
         assert [entry.token_id for entry in known[1:]] == seq.token_ids[1:21]
 
 
+def test_prompt_logprobs_from_a_position_on_leave_what_lies_before_to_the_cache():
+    for budget in (3, 64):
+        house = Harness(max_num_seqs=1, max_num_batched_tokens=budget, block_size=4)
+        house.add(make_request(prompt(21), max_tokens=1))
+        house.run()
+        seq = house.add(make_request(prompt(21), max_tokens=1, prompt_logprobs=0, prompt_logprobs_start=18))
+        known = []
+        while house.scheduler.has_work:
+            for update in house.step()[1]:
+                known.extend(update.prompt_logprobs)
+        assert [entry.token_id for entry in known] == seq.token_ids[18:21]
+        assert seq.num_cached_tokens == 16  # whole blocks of the 17 tokens that owe nothing
+
+
 def test_prompt_logprobs_are_not_repeated_after_preemption():
     house = Harness(num_blocks=8, block_size=4)
     house.add(make_request(prompt(8, 1), arrival_time=1.0, max_tokens=20, ignore_eos=True))

@@ -190,9 +190,9 @@ class KVCacheManager:
         self.release(seq)
         self._swap.drop(seq.seq_id)
 
-    def is_being_computed(self, seq: Sequence) -> bool:
+    def is_being_computed(self, seq: Sequence, limit: int) -> bool:
         """See ``PrefixCache.is_being_computed``."""
-        return self._prefixes.is_being_computed(seq)
+        return self._prefixes.is_being_computed(seq, limit)
 
     def fetch(self, seq: Sequence, limit: int) -> bool:
         """Begin to bring from disk what a waiting sequence could use of its first ``limit`` tokens.

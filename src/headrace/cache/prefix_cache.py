@@ -76,19 +76,19 @@ class PrefixCache:
         self._tiers.keep(block_ids)
         return block_ids
 
-    def is_being_computed(self, seq: Sequence) -> bool:
+    def is_being_computed(self, seq: Sequence, limit: int) -> bool:
         """Whether the block a waiting sequence would compute first is the next one of an admitted sequence.
 
         If so, waiting for that one's ``commit`` saves computing the block twice. Only blocks that ``lock`` could then
-        find are considered: at least one token of the sequence comes after them.
+        find are considered: those within the first ``limit`` tokens.
         Cost: O(tokens the cache holds of the sequence).
         """
         if not self.in_flight:
             return False
-        limit = (seq.num_tokens - 1) // self._block_size
-        match = self.match(seq, limit)
+        num_blocks = limit // self._block_size
+        match = self.match(seq, num_blocks)
         num_matched = len(match.block_ids)
-        if num_matched == limit or not match.ends_with_node:
+        if num_matched == num_blocks or not match.ends_with_node:
             return False
         return (match.node, self._packed_block(seq, num_matched)) in self.in_flight
 

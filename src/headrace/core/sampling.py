@@ -20,6 +20,7 @@ MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MAX_LOGPROB_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 128
 MAX_ALLOWED_TOKEN_IDS = 1 << 20
 MAX_TOKEN_ID = (1 << 31) - 1
@@ -59,6 +60,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
+    logprob_token_ids: tuple[int, ...] = ()
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | None = None
 
@@ -70,7 +73,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def _canonicalise(self) -> None:
         """Take what Python callers of vLLM write: ``stop="x"``, lists, and ``None`` for nothing."""
-        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
+        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logprob_token_ids"):
             value = getattr(self, name)
             if isinstance(value, tuple):
                 continue
@@ -78,6 +81,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InvalidRequest(f"{name} must be a list; got {_shown(value)}", name)
             items = () if value is None else (value,) if isinstance(value, str) else tuple(value)
             msgspec.structs.force_setattr(self, name, items)
+        if self.logprob_token_ids and self.logprobs is None:
+            msgspec.structs.force_setattr(self, "logprobs", 0)
         bias: object = self.logit_bias
         if bias is None:
             msgspec.structs.force_setattr(self, "logit_bias", {})
@@ -109,6 +114,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             value = getattr(self, name)
             if value is not None:
                 _check_int(name, value, 0, MAX_LOGPROBS)
+        _check_int("prompt_logprobs_start", self.prompt_logprobs_start, 0, MAX_TOKENS)
 
     def _check_stops(self) -> None:
         _check_count("stop", len(self.stop), MAX_STOP_STRINGS)
@@ -129,6 +135,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_count("allowed_token_ids", len(self.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS)
         for token_id in self.allowed_token_ids:
             _check_int("allowed_token_ids", token_id, 0, MAX_TOKEN_ID)
+        _check_count("logprob_token_ids", len(self.logprob_token_ids), MAX_LOGPROB_TOKEN_IDS)
+        for token_id in self.logprob_token_ids:
+            _check_int("logprob_token_ids", token_id, 0, MAX_TOKEN_ID)
         _check_count("bad_words", len(self.bad_words), MAX_BAD_WORDS)
         for word in self.bad_words:
             if not isinstance(word, str) or not 1 <= len(word) <= MAX_STOP_CHARS:
@@ -157,6 +166,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             "logit_bias": self.logit_bias,
             "stop_token_ids": self.stop_token_ids,
             "allowed_token_ids": self.allowed_token_ids,
+            "logprob_token_ids": self.logprob_token_ids,
         }
         for name, ids in named.items():
             for token_id in ids:  # type: ignore[attr-defined]

@@ -71,8 +71,8 @@ class Sequence:
     ``block_table``. ``num_cached_tokens`` were found in the prefix cache when the sequence was first
     scheduled. ``prefix_node`` is the locked radix node under the sequence's shared blocks, which are the
     first ``num_shared_blocks`` of the block table; the rest are private.
-    ``num_prompt_logprobs`` counts the prompt positions already reported, so that a sequence recomputed
-    after preemption reports none twice.
+    ``num_prompt_logprobs`` counts the prompt positions already reported, or not asked for, so that a sequence
+    recomputed after preemption reports none twice.
     """
 
     __slots__ = (
@@ -108,7 +108,7 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_shared_blocks = 0
-        self.num_prompt_logprobs = 0
+        self.num_prompt_logprobs = request.sampling.prompt_logprobs_start
         self.num_preemptions = 0
         self.block_table = BlockTable()
         self.prefix_node: PrefixNode | None = None

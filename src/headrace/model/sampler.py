@@ -79,7 +79,16 @@ def _reported_logprobs(logits: Tensor, token_ids: list[int], specs: Sequence[Sam
         some = rows[start : start + MAX_ROWS_AT_ONCE]
         chosen = [token_ids[row] for row in some]
         reported += token_logprobs(_take(logits, some), chosen, [wanted[row] for row in some])
-    return dict(zip(rows, reported, strict=True))
+    entries = dict(zip(rows, reported, strict=True))
+    for row in [row for row in rows if specs[row].params.logprob_token_ids]:
+        entries[row] = _with_named(entries[row], logits[row], specs[row].params.logprob_token_ids)
+    return entries
+
+
+def _with_named(entry: TokenLogprobs, logits: Tensor, token_ids: tuple[int, ...]) -> TokenLogprobs:
+    """``entry`` with the log-probabilities of these tokens of the row ``[V]``."""
+    values = (logits[list(token_ids)] - logits.logsumexp(dim=0)).tolist()
+    return TokenLogprobs(entry.token_id, entry.logprob, entry.rank, tuple(zip(token_ids, values, strict=True)))
 
 
 def _take(tensor: Tensor, rows: list[int]) -> Tensor:

@@ -52,7 +52,15 @@ class NativeSampler:
         failed = {row: _FAILURES[int(statuses[row])] for row in statuses.nonzero()[0].tolist()}
         chosen = token_ids.tolist()
         reported = {row: logprobs.entry(row, chosen[row], num) for row, num in wanted.items() if row not in failed}
+        for row in reported.keys() & {row for row, spec in enumerate(specs) if spec.params.logprob_token_ids}:
+            reported[row] = self._with_named(reported[row], logits[row], specs[row].params.logprob_token_ids)
         return SampledTokens(chosen, reported, failed)
+
+    def _with_named(self, entry: TokenLogprobs, logits: Float32Array, token_ids: tuple[int, ...]) -> TokenLogprobs:
+        """``entry`` with these tokens' log-probabilities; ``entry`` itself tells what to subtract from a logit."""
+        normalizer = float(logits[entry.token_id]) - entry.logprob
+        values = (logits[list(token_ids)].astype(np.float64) - normalizer).tolist()
+        return TokenLogprobs(entry.token_id, entry.logprob, entry.rank, tuple(zip(token_ids, values, strict=True)))
 
     def token_logprobs(
         self, logits: Float32Array, token_ids: Sequence[int], num_top: Sequence[int]

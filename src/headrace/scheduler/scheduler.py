@@ -255,8 +255,7 @@ class Scheduler:
     def _reason_to_hold(self, seq: Sequence) -> WaitReason | None:
         """Why a waiting sequence should let others go first: what it would compute can soon be had for less."""
         num_matchable = num_matchable_tokens(seq)
-        may_match_all = num_matchable == seq.num_tokens - 1
-        if may_match_all and self._kv.is_being_computed(seq):
+        if self._kv.is_being_computed(seq, num_matchable):
             return WaitReason.SHARED_PREFIX
         return WaitReason.DISK if self._kv.fetch(seq, num_matchable) else None
 
