@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.cache.kv_cache import KVCacheManager
 from headrace.core.client import EngineInfo
@@ -41,11 +41,17 @@ INFO = EngineInfo(
 class CharTokenizer:
     """``A`` is 1, ``B`` is 2; ``AB`` is one token, 59, so that text can merge across a seam."""
 
+    bos_token_id = None
+    eos_token_id = EOS
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [59 if char == "|" else ord(char) - 64 for char in text.replace("AB", "|")]
 
     def token_text(self, token_id: int) -> str:
         return TOKEN_BYTES[token_id].decode()
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        return b"".join(TOKEN_BYTES[token_id] for token_id in token_ids).decode()
 
     def detokenizer(self, skip_special_tokens: bool = True) -> ByteDetokenizer:
         return ByteDetokenizer(TOKEN_BYTES)

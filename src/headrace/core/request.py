@@ -11,7 +11,14 @@ import enum
 import msgspec
 
 from headrace.core.constraint import Constraint
-from headrace.core.errors import HeadraceError, InvalidRequest, Overloaded
+from headrace.core.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    HeadraceError,
+    InvalidRequest,
+    Overloaded,
+    RequestFailed,
+)
 from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import DEFAULT_CLASS, NO_TARGETS, ServiceLevel
 
@@ -103,6 +110,20 @@ class OutputError(msgspec.Struct, frozen=True, array_like=True):
         retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else 0.0
         param = error.param if isinstance(error, InvalidRequest) else None
         return cls(type(error).__name__, error.message, retry_after_s, param)
+
+    def failure(self) -> HeadraceError:
+        """The exception this tells of, for whoever waits for the sequence."""
+        match self.kind:
+            case "InvalidRequest":
+                return InvalidRequest(self.message, self.param)
+            case "Overloaded":
+                return Overloaded(self.message, self.retry_after_s)
+            case "DeadlineExceeded":
+                return DeadlineExceeded(self.message)
+            case "EngineDead":
+                return EngineDead(self.message)
+            case _:
+                return RequestFailed(self.message)
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -123,6 +123,11 @@ class StreamTable:
     def __len__(self) -> int:
         return len(self._streams)
 
+    @property
+    def open_ids(self) -> list[str]:
+        """Ids of the requests whose streams are open."""
+        return list(self._streams)
+
     def admit_for(self, info: EngineInfo) -> None:
         """From now on admit as many sequences as that engine may run and let wait."""
         self._max_open = info.max_num_seqs + info.max_num_queued_reqs

@@ -15,12 +15,12 @@ from headrace.core.progress import Progress
 from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import ServiceLevel, terms_of
 from headrace.core.settings import config_from_arguments
+from headrace.core.terminal_progress import terminal_progress
 from headrace.engine.inprocess import InProcessClient
 from headrace.engine.metrics import Metrics
 from headrace.engine.request_builder import RequestBuilder
 from headrace.llm.loading import LoadedModel, load_model
 from headrace.llm.outputs import GenerationOutput, OutputCollector
-from headrace.llm.progress import terminal_progress
 from headrace.llm.prompts import ChatMessages, Prompt, TokensPrompt, encode_prompt
 
 

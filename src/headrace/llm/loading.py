@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,14 @@ from headrace.llm.prompts import ChatMessages
 
 class OfflineTokenizer(Protocol):
     """What offline generation needs of a tokenizer; thread-safe."""
+
+    @property
+    def bos_token_id(self) -> int | None: ...
+
+    @property
+    def eos_token_id(self) -> int | None: ...
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str: ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from headrace.core.clock import WallClock
 from headrace.core.config import DEFAULT_MODEL, EngineConfig
@@ -19,10 +20,10 @@ from headrace.core.request import RequestOutput
 from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import DEFAULT_TERMS, ServiceLevel, ServiceTerms, terms_of
 from headrace.core.settings import config_from_arguments
+from headrace.core.terminal_progress import terminal_progress
 from headrace.engine.request_builder import RequestBuilder
 from headrace.llm.loading import LoadedModel, load_model
 from headrace.llm.outputs import GenerationOutput, OutputCollector, ScoreOutput
-from headrace.llm.progress import terminal_progress
 from headrace.llm.prompts import (
     ChatMessages,
     EncodedPrompt,
@@ -34,6 +35,11 @@ from headrace.llm.prompts import (
     joined,
 )
 from headrace.llm.runner import Runner
+from headrace.llm.stepped_client import SteppedClient
+from headrace.program.engine_backend import DocumentEncoder, EngineBackend
+from headrace.program.function import Function
+from headrace.program.runtime import Runtime
+from headrace.program.state import ProgramState
 
 SamplingChoice = SamplingParams | Sequence[SamplingParams] | None
 
@@ -61,6 +67,7 @@ class LLM:
     def _start(self, loaded: LoadedModel, seed: int | None) -> None:
         self._loaded = loaded
         self._runner = Runner(loaded.engine)
+        self._backend: Runtime | None = None
         self._clock = WallClock()
         self._request_numbers = itertools.count()
         info = loaded.engine.info
@@ -143,8 +150,32 @@ class LLM:
         outputs = self._generate(jobs, terminal_progress() if use_tqdm else NullProgress())
         return [_score(output, start) for output, (_, start) in zip(outputs, seams, strict=True)]
 
+    def run(self, program: Function, *arguments: Any, **named: Any) -> ProgramState:
+        """Run a program of many calls (``headrace.program``) on this model; see ``Function.run``.
+
+        Raises ``ProgramError`` with the program's line and what it had captured.
+        """
+        return program.run(*arguments, **{**named, "backend": self.backend})
+
+    @property
+    def backend(self) -> Runtime:
+        """What programs run on here: ``program.run_batch(..., backend=llm.backend)``.
+
+        While a streamed program runs, nothing else may be asked of the ``LLM``.
+        """
+        if self._backend is None:
+            self._backend = Runtime(self._open_backend)
+        return self._backend
+
+    async def _open_backend(self) -> EngineBackend:
+        encoder = DocumentEncoder(self._loaded.tokenizer, self._loaded.chat)
+        client = SteppedClient(self._loaded.engine)
+        return EngineBackend(client, encoder, self._builder, self._clock, on_close=client.close)
+
     def close(self) -> None:
         """Free the model; the ``LLM`` cannot be used afterwards."""
+        if self._backend is not None:
+            self._backend.close()
         self._loaded.engine.close()
 
     def __enter__(self) -> LLM:

@@ -23,7 +23,6 @@ from headrace.core.errors import (
     RequestAborted,
     RequestFailed,
 )
-from headrace.core.request import OutputError
 
 CLIENT_CLOSED_REQUEST = 499
 """Status of a request whose client went away first (nginx's number); only logs ever see it."""
@@ -133,21 +132,6 @@ def error_reply(error: BaseException) -> ErrorReply:
             )
         case _:
             return ErrorReply(500, ErrorDetail(_INTERNAL_MESSAGE, _error_type(500), None, "internal_error"))
-
-
-def failure_of_output(error: OutputError) -> HeadraceError:
-    """The exception behind a sequence's last output with ``FinishReason.ERROR``."""
-    match error.kind:
-        case "InvalidRequest":
-            return InvalidRequest(error.message, error.param)
-        case "Overloaded":
-            return Overloaded(error.message, error.retry_after_s)
-        case "DeadlineExceeded":
-            return DeadlineExceeded(error.message)
-        case "EngineDead":
-            return EngineDead(error.message)
-        case _:
-            return RequestFailed(error.message)
 
 
 def _error_type(status: int) -> str:

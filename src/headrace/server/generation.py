@@ -18,7 +18,6 @@ from headrace.core.client import EngineClient
 from headrace.core.errors import RequestAborted
 from headrace.core.request import Request, RequestOutput
 from headrace.engine.streams import merge_outputs
-from headrace.server.errors import failure_of_output
 from headrace.server.traffic import Traffic
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -100,7 +99,7 @@ class Generation:
             async with aclosing(self._client.generate(request)) as outputs:
                 async for output in outputs:
                     if output.error is not None:
-                        raise failure_of_output(output.error)
+                        raise output.error.failure()
                     await self._put(prompt_index, output)
         except Exception as error:
             self._fail(error)

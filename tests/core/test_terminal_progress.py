@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from headrace.core.progress import NullProgress
-from headrace.llm.progress import TerminalProgress, terminal_progress
+from headrace.core.terminal_progress import TerminalProgress, terminal_progress
 
 
 def shown(label: str, total: int | None, unit: str, *amounts: int) -> list[str]:

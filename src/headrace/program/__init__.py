@@ -1,0 +1,62 @@
+"""Programs of many calls: a language in Python, its meaning as data, and what runs it.
+
+The language is SGLang's: ``from headrace import program as sgl`` runs its programs.
+"""
+
+from headrace.core.errors import ProgramError
+from headrace.program.backends import set_default_backend
+from headrace.program.expressions import (
+    Expression,
+    assistant,
+    assistant_begin,
+    assistant_end,
+    gen,
+    gen_int,
+    gen_string,
+    select,
+    system,
+    system_begin,
+    system_end,
+    user,
+    user_begin,
+    user_end,
+)
+from headrace.program.function import Function, function, program
+from headrace.program.ir import ChoiceMethod, Limits, Program
+from headrace.program.runtime import Runtime
+from headrace.program.state import ProgramState, ProgramStateGroup
+
+token_length_normalized = ChoiceMethod.TOKEN_LENGTH_NORMALIZED
+greedy_token_selection = ChoiceMethod.GREEDY_TOKEN_SELECTION
+unconditional_likelihood_normalized = ChoiceMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
+
+__all__ = [
+    "ChoiceMethod",
+    "Expression",
+    "Function",
+    "Limits",
+    "Program",
+    "ProgramError",
+    "ProgramState",
+    "ProgramStateGroup",
+    "Runtime",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "greedy_token_selection",
+    "program",
+    "select",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+]

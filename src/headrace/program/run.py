@@ -1,0 +1,129 @@
+"""One run of a program: its tasks, its one end, and what it has captured when that comes.
+
+Owns the rule that a program fails as a whole: the first failure ends every call that is still running, so that
+nothing is computed and no memory held for a program nobody will get. It does not know nodes or states.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from headrace.core.errors import HeadraceError, ProgramError, RequestAborted
+from headrace.program.backend import Backend
+from headrace.program.captures import Capture
+from headrace.program.ir import SamplingChoice
+
+Work = Callable[[], Awaitable[None]]
+OnCapture = Callable[[str, Capture], None]
+OnText = Callable[[str, str], None]
+
+
+class Run:
+    """What the streams of one run share. Everything here belongs to one event loop.
+
+    ``defaults`` is the sampling where a program says nothing. ``on_text`` hears of generated text by the name of
+    its capture, as it comes, ``on_capture`` of captures when they are whole; names of forks' captures are paths.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        defaults: SamplingChoice,
+        program_id: str,
+        on_text: OnText | None = None,
+        on_capture: OnCapture | None = None,
+    ) -> None:
+        self.backend = backend
+        self.defaults = defaults
+        self.program_id = program_id
+        self._on_text = on_text
+        self._on_capture = on_capture
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._promises: set[asyncio.Future[Any]] = set()
+        self._captured: dict[str, object] = {}
+        self._failure: ProgramError | None = None
+
+    @property
+    def captured(self) -> dict[str, object]:
+        """Every capture so far by its path."""
+        return dict(self._captured)
+
+    def promise(self) -> asyncio.Future[Any]:
+        """A future that fails with the run."""
+        future = self._loop.create_future()
+        if self._failure is not None:
+            _break(future, self._failure)
+            return future
+        self._promises.add(future)
+        future.add_done_callback(self._promises.discard)
+        return future
+
+    def spawn(self, work: Work, where: str) -> None:
+        """Do some of the program's work; if it fails, the run fails and ``where`` says where."""
+        if self._failure is not None:
+            return
+        task = self._loop.create_task(self._guarded(work, where))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def hear_text(self, path: str, text: str) -> None:
+        if self._on_text is not None and text:
+            self._on_text(path, text)
+
+    def keep(self, path: str, capture: Capture) -> None:
+        """Remember a capture for whoever listens and for the words of a failure."""
+        self._captured[path] = capture.value
+        if self._on_capture is not None:
+            self._on_capture(path, capture)
+
+    def fail(self, error: ProgramError) -> None:
+        """End the run: what waits for it gets ``error``, what runs is cancelled. The first failure counts."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        for future in list(self._promises):
+            _break(future, error)
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def wait(self) -> None:
+        """Wait for all work. Raises ``ProgramError`` if the run failed."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._failure is not None:
+            raise self._failure
+
+    async def cancel(self) -> None:
+        """End what still runs and wait until it has; a run that is over is left as it is."""
+        if self._tasks:
+            self.fail(ProgramError("the program was cancelled", captures=self.captured))
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _guarded(self, work: Work, where: str) -> None:
+        try:
+            await work()
+        except asyncio.CancelledError:
+            raise
+        except ProgramError as error:
+            self.fail(error)
+        except RequestAborted as error:
+            self.fail(self._wrapped(error, "a call was ended from outside", where))
+        except HeadraceError as error:
+            self.fail(self._wrapped(error, error.message, where))
+        except Exception as error:  # a backend's bug must end the run too, or its readers would wait for ever
+            self.fail(self._wrapped(error, f"{type(error).__name__}: {error}", where))
+
+    def _wrapped(self, error: Exception, message: str, where: str) -> ProgramError:
+        failure = ProgramError(message, where, self.captured)
+        failure.__cause__ = error
+        return failure
+
+
+def _break(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # marks it as seen: not every promise of a failed run has a reader
