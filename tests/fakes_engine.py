@@ -8,11 +8,12 @@ may ask for trouble.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.core.client import EngineInfo, StepStats
 from headrace.core.errors import InvalidRequest, Overloaded
-from headrace.core.request import FinishReason, Request, RequestOutput, RequestTimes, Usage
+from headrace.core.request import FinishReason, Request, RequestOutput, RequestTimes, SequenceProgress, Usage
 from headrace.core.sampling import SamplingParams
 
 INVALID, OVERLOAD, SUBMIT_BUG, STEP_BUG, STEP_HANG = 900, 901, 902, 903, 904
@@ -89,6 +90,14 @@ class FakeEngine:
         self._requests[request.request_id] = request
         for index in range(request.sampling.n):
             self._running[request.request_id, index] = 0
+
+    def resume(self, request: Request, progress: Sequence[SequenceProgress]) -> None:
+        self.submit(request)
+        for index, done in enumerate(progress):
+            if done.is_finished:
+                del self._running[request.request_id, index]
+            else:
+                self._running[request.request_id, index] = len(done.token_ids)
 
     def abort(self, request_id: str) -> None:
         for key in [key for key in self._running if key[0] == request_id]:

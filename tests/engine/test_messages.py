@@ -6,7 +6,16 @@ import msgspec
 import pytest
 
 from headrace.core.errors import ConfigError, EngineDead, InvalidRequest, Overloaded
-from headrace.core.request import FinishReason, OutputError, Request, RequestOutput, RequestTimes, TokenLogprobs, Usage
+from headrace.core.request import (
+    FinishReason,
+    OutputError,
+    Request,
+    RequestOutput,
+    RequestTimes,
+    SequenceProgress,
+    TokenLogprobs,
+    Usage,
+)
 from headrace.core.sampling import SamplingParams
 from headrace.engine.messages import (
     Abort,
@@ -20,6 +29,7 @@ from headrace.engine.messages import (
     ProgressStarted,
     Ready,
     Refused,
+    Resume,
     Shutdown,
     Submit,
     ToEngine,
@@ -51,7 +61,8 @@ RICH_OUTPUT = RequestOutput(
     times=RequestTimes(0.0, 1.0, 2.0, 3.0, 1),
     error=OutputError("RequestFailed", "why"),
 )
-TO_ENGINE: list[ToEngine] = [Submit(RICH_REQUEST), Submit(make_request()), Abort("r"), Ping(), Shutdown()]
+RESUME = Resume(RICH_REQUEST, [SequenceProgress([1, 2], False, 2, 1, 1.5), SequenceProgress([], True, 0, 0, 0.0)])
+TO_ENGINE: list[ToEngine] = [Submit(RICH_REQUEST), Submit(make_request()), RESUME, Abort("r"), Ping(), Shutdown()]
 FROM_ENGINE: list[FromEngine] = [
     Hello("t"),
     ProgressStarted("weights", None, "bytes"),

@@ -12,33 +12,85 @@ from pathlib import Path
 
 import pytest
 
-from headrace.core.errors import EngineDead
-from headrace.core.request import FinishReason
+from headrace.core.errors import EngineDead, RequestQuarantined
+from headrace.core.request import FinishReason, Request, RequestOutput
 from headrace.engine.supervisor import SupervisorLimits
 from tests.engine.conditions import eventually, eventually_sync, is_running
 from tests.engine.supervised import collect, new_supervisor, pid_of, supervised
-from tests.fakes_engine import STEP_BUG, STEP_HANG, make_request
+from tests.fakes_engine import STEP_BUG, STEP_HANG, expected_text, expected_tokens, make_request
 
 ENDLESS = 1_000_000
 
 
-def test_a_killed_engine_fails_open_streams_at_once_and_serves_again() -> None:
+def check_whole(request: Request, outputs: list[RequestOutput]) -> None:
+    """Every token and character once, in order, and one end for each sequence."""
+    for index in range(request.sampling.n):
+        mine = [output for output in outputs if output.index == index]
+        assert [token for output in mine for token in output.token_ids] == expected_tokens(request, index)
+        assert "".join(output.text for output in mine) == expected_text(request, index)
+        assert [output.finish_reason for output in mine if output.finish_reason is not None] == [FinishReason.LENGTH]
+
+
+def test_a_killed_engine_is_not_ready_at_once_and_its_streams_end_as_if_nothing_had_been() -> None:
     async def main() -> None:
         async with supervised() as supervisor:
-            readers = [
-                asyncio.create_task(collect(supervisor, make_request(f"r{i}", max_tokens=ENDLESS))) for i in range(4)
-            ]
-            await eventually(lambda: supervisor.last_stats is not None and supervisor.last_stats.num_running == 4)
-            killed_at, first_pid = time.monotonic(), pid_of(supervisor)
+            requests = [make_request(f"r{i}", prompt=(i,), max_tokens=300, n=1 + i % 2) for i in range(4)]
+            readers = [asyncio.create_task(collect(supervisor, request)) for request in requests]
+            await eventually(lambda: supervisor.last_stats is not None and supervisor.last_stats.num_running == 6)
+            first_pid = pid_of(supervisor)
             os.kill(first_pid, signal.SIGKILL)
             assert await eventually(lambda: not supervisor.is_ready, within_s=1.0) < 1.0
-            for error in await asyncio.gather(*readers, return_exceptions=True):
-                assert isinstance(error, EngineDead)
-            assert time.monotonic() - killed_at < 2.0
-            await eventually(lambda: supervisor.is_ready, within_s=10.0)
+            for request, outputs in zip(requests, await asyncio.gather(*readers), strict=True):
+                check_whole(request, outputs)
             assert supervisor.num_restarts == 1
             assert pid_of(supervisor) != first_pid
-            assert (await collect(supervisor, make_request("after")))[-1].finish_reason is FinishReason.LENGTH
+
+    asyncio.run(main())
+
+
+def test_a_stream_whose_engine_is_killed_again_and_again_loses_and_repeats_nothing() -> None:
+    async def main() -> None:
+        async with supervised() as supervisor:
+            request = make_request(max_tokens=200)
+            outputs = []
+            async for output in supervisor.generate(request):
+                outputs.append(output)
+                if len(outputs) in (1, 20, 70, 71, 150) and supervisor.is_ready:
+                    os.kill(pid_of(supervisor), signal.SIGKILL)
+            check_whole(request, outputs)
+            assert supervisor.num_restarts >= 3
+
+    asyncio.run(main())
+
+
+def test_a_request_that_may_not_be_resumed_ends_with_a_typed_error_at_once() -> None:
+    async def main() -> None:
+        limits = SupervisorLimits(restart_delays_s=(0.0,), max_resumptions=0)
+        async with supervised(limits=limits) as supervisor:
+            outputs = supervisor.generate(make_request(max_tokens=ENDLESS))
+            await anext(outputs)
+            killed_at = time.monotonic()
+            os.kill(pid_of(supervisor), signal.SIGKILL)
+            with pytest.raises(EngineDead, match="try again"):
+                _ = [output async for output in outputs]
+            assert time.monotonic() - killed_at < 2.0
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_while_the_engine_is_away_is_not_resumed() -> None:
+    async def main() -> None:
+        async with supervised() as supervisor:
+            reading = asyncio.create_task(collect(supervisor, make_request(max_tokens=ENDLESS)))
+            await eventually(lambda: supervisor.num_open_streams == 1)
+            os.kill(pid_of(supervisor), signal.SIGKILL)
+            await eventually(lambda: not supervisor.is_ready)
+            reading.cancel()
+            await eventually(lambda: supervisor.is_ready)
+            outputs = await collect(supervisor, make_request("after"))
+            assert outputs[-1].finish_reason is FinishReason.LENGTH
+            assert supervisor.last_stats is not None
+            assert supervisor.last_stats.num_running == 0
 
     asyncio.run(main())
 
@@ -72,19 +124,54 @@ def test_an_engine_that_is_killed_ten_times_serves_after_each() -> None:
     asyncio.run(main())
 
 
-def test_a_step_that_raises_fails_its_streams_with_its_kind_and_restarts_the_engine() -> None:
+def test_a_request_that_ends_the_engine_twice_is_quarantined_by_name_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         async with supervised() as supervisor:
-            bystander = asyncio.create_task(collect(supervisor, make_request("bystander", max_tokens=ENDLESS)))
+            before = make_request("before", max_tokens=400)
+            after = make_request("after", prompt=(7,), max_tokens=300)
+            readers = [asyncio.create_task(collect(supervisor, before))]
             await eventually(lambda: supervisor.num_open_streams == 1)
-            with pytest.raises(EngineDead, match="ZeroDivisionError"):
-                await collect(supervisor, make_request("bad", prompt=(STEP_BUG,)))
-            with pytest.raises(EngineDead):
-                await bystander
-            await eventually(lambda: supervisor.is_ready)
-            assert supervisor.num_restarts == 1
+            bad = asyncio.create_task(collect(supervisor, make_request("bad", prompt=(STEP_BUG,), n=2)))
+            await eventually(lambda: supervisor.num_restarts == 1 and supervisor.is_ready)
+            readers.append(asyncio.create_task(collect(supervisor, after)))
+            with pytest.raises(RequestQuarantined, match="more than once"):
+                await bad
+            for request, outputs in zip((before, after), await asyncio.gather(*readers), strict=True):
+                check_whole(request, outputs)
+            assert supervisor.num_restarts == 2
 
     asyncio.run(main())
+    assert [record for record in caplog.messages if "request bad ended the engine process again" in record]
+
+
+def test_an_engine_that_cannot_be_started_again_ends_the_streams_that_wait_for_it(tmp_path: Path) -> None:
+    marker = tmp_path / "started"
+    program = ONLY_ONCE.format(root=str(Path(__file__).parents[2]), marker=str(marker))
+
+    async def main() -> None:
+        supervisor = new_supervisor(command=(sys.executable, "-c", program))
+        await supervisor.start()
+        outputs = supervisor.generate(make_request(max_tokens=ENDLESS))
+        await anext(outputs)
+        os.kill(pid_of(supervisor), signal.SIGKILL)
+        with pytest.raises(EngineDead, match="cannot be started again"):
+            _ = [output async for output in outputs]
+        await supervisor.close()
+
+    asyncio.run(main())
+
+
+ONLY_ONCE = """
+import os, sys
+sys.path.insert(0, {root!r})
+from tests.engine.fake_child import main
+if os.path.exists({marker!r}):
+    sys.exit(9)
+open({marker!r}, "w").close()
+sys.exit(main())
+"""
 
 
 def test_a_frozen_engine_is_not_ready_after_the_silence_limit_and_recovers_when_it_goes_on() -> None:

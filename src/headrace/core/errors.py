@@ -8,6 +8,7 @@
     |-- DeadlineExceeded   not finished within the request's own time; HTTP 408
     |-- RequestAborted     ended by the caller (disconnect, abort verb); no reply is owed
     |-- RequestFailed      this one request failed inside the engine; HTTP 500, others go on
+    |   `-- RequestQuarantined   it ended the engine process itself, twice
     |-- ProgramError       a program of many calls cannot go on: where in it, and what it had so far
     |-- EngineDead         the engine process is gone or starting; HTTP 500 / 503
     `-- ConfigError        wrong flag, file or model folder; the command line exits 2
@@ -71,6 +72,10 @@ class ProgramError(HeadraceError):
         super().__init__(f"{where}: {message}" if where else message)
         self.where = where
         self.captures = dict(captures or {})
+
+
+class RequestQuarantined(RequestFailed):
+    """The engine process died twice of this request; it is not tried again, and other requests go on."""
 
 
 class EngineDead(HeadraceError):

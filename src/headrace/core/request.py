@@ -52,6 +52,24 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     constraint: Constraint | None = None
 
 
+class SequenceProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How far one sequence of a request had come when its engine ended: what its caller already has.
+
+    With the request it determines everything that follows, text included, because sampling is a function of the
+    tokens, the seed and the position. ``first_output_time`` is in seconds on the clock of ``arrival_time``.
+    """
+
+    token_ids: list[int]
+    is_finished: bool
+    num_cached_tokens: int
+    num_prompt_logprobs: int
+    first_output_time: float
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.token_ids) or self.num_prompt_logprobs > 0
+
+
 class FinishReason(enum.Enum):
     """Why a sequence ended; the values are OpenAI's ``finish_reason`` plus ``abort`` and ``error``."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.request import FinishReason, Request
+from headrace.core.request import FinishReason, Request, SequenceProgress
 
 
 class PrefixNode:
@@ -117,6 +117,17 @@ class Sequence:
         self.stop_reason: str | int | None = None
         self.first_scheduled_time = math.nan
         self.first_token_time = math.nan
+
+    def resume(self, progress: SequenceProgress) -> None:
+        """Carry on from what an earlier engine made of the sequence: as after preemption, nothing is computed."""
+        if not progress.has_begun:
+            return
+        self.token_ids.extend(progress.token_ids)
+        self.num_cached_tokens = progress.num_cached_tokens
+        self.num_prompt_logprobs = progress.num_prompt_logprobs
+        self.first_scheduled_time = progress.first_output_time  # the nearest that is known
+        if progress.token_ids:
+            self.first_token_time = progress.first_output_time
 
     @property
     def num_tokens(self) -> int:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -42,7 +43,21 @@ MAX_UNSENT_BYTES = 64 << 20
 _LAST_WORDS_S = 0.5
 """For what a child wrote to the socket before it died; it is there already, only not read yet."""
 
+_EXIT_S = 0.5
+"""For a child that hung up to be seen to exit, so that its exit code is its own and not that of our signal."""
+
+_SENT_BY_OTHERS = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM)
+"""Exit codes of a process that did not end itself: faults of its own have other signals."""
+
 _STDERR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a child ended, in words, and whether something outside it and us ended it (the OOM killer, an operator)."""
+
+    text: str
+    is_by_others: bool
 
 
 class EngineChild:
@@ -59,6 +74,7 @@ class EngineChild:
         self._reader = reader
         self._writer = writer
         self._receive = receive
+        self._ending: Ending | None = None
         self._reading = asyncio.create_task(self._read(), name="engine-child-reader")
 
     @classmethod
@@ -116,8 +132,8 @@ class EngineChild:
         finally:
             await _cancel(exited)
 
-    async def stop(self, grace_s: float) -> str:
-        """Ask, terminate, kill, with ``grace_s`` before each next step; return how it ended, in words."""
+    async def stop(self, grace_s: float) -> Ending:
+        """Ask, terminate, kill, with ``grace_s`` before each next step; return how it ended."""
         self.send(Shutdown())
         try:
             await self._wait_exit(grace_s)
@@ -127,12 +143,17 @@ class EngineChild:
             ending = await self.kill()
         return ending
 
-    async def kill(self) -> str:
-        """End it at once; return how it ended, in words."""
-        await _kill(self._process)
+    async def kill(self) -> Ending:
+        """End it at once, unless it has; return how it ended."""
+        if self._ending is None:
+            if self._reading.done():
+                await self._wait_exit(_EXIT_S)  # it hung up, so it is ending, and its own end says more than ours
+            returncode = self._process.returncode
+            await _kill(self._process)
+            self._ending = Ending(_ending(self._process.returncode), returncode in _SENT_BY_OTHERS)
         await _cancel(self._reading)
         self._writer.transport.abort()  # unlike close, does not wait for what nobody will read
-        return _ending(self._process.returncode)
+        return self._ending
 
     async def _wait_exit(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):

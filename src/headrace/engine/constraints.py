@@ -158,4 +158,8 @@ class Constraints:
         grammar = settled.grammar.result()
         stop_token_ids = self._eos_token_ids.union(settled.request.sampling.stop_token_ids)
         for seq in settled.sequences:
-            self._followers[seq.seq_id] = _Follower(grammar, grammar.new_matcher(stop_token_ids))
+            matcher = grammar.new_matcher(stop_token_ids)
+            self._followers[seq.seq_id] = _Follower(grammar, matcher)
+            output = seq.token_ids[seq.num_prompt_tokens :]  # of an earlier engine, for a resumed sequence
+            if matcher.accept_all(output) < len(output):
+                raise RuntimeError(f"{seq} does not follow the grammar it was generated under")

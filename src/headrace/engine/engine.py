@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from headrace.core.request import (
     OutputError,
     Request,
     RequestOutput,
+    SequenceProgress,
 )
 from headrace.core.sampling import SamplingParams
 from headrace.core.sequence import Sequence
@@ -104,22 +106,23 @@ class Engine:
 
         Raises ``InvalidRequest`` for one that could never run here and ``Overloaded`` for one refused by load.
         """
-        if request.request_id in self._seq_ids:
-            raise InvalidRequest(f"a request with the id {request.request_id!r} is already running", "request_id")
-        sequences = [
-            Sequence(self._next_seq_id + index, request, index, self._eos_token_ids)
-            for index in range(request.sampling.n)
-        ]
-        self._check_fits(sequences[0])
+        sequences = self._new_sequences(request)
         self._scheduler.admit(sequences[0], self._clock.now())
-        if request.constraint is not None:
-            self._constraints.begin(request, sequences)
-        self._next_seq_id += len(sequences)
-        self._seq_ids[request.request_id] = [seq.seq_id for seq in sequences]
-        for seq, text in zip(sequences, self._texts.text_streams(request.sampling), strict=True):
-            self._live[seq.seq_id] = _Live(seq, text)
-            if request.constraint is None:
-                self._scheduler.add(seq)
+        self._enter(request, sequences, self._texts.text_streams(request.sampling))
+
+    def resume(self, request: Request, progress: SequenceOf[SequenceProgress]) -> None:
+        """Carry on a request that an earlier engine began; ``progress`` has one entry for each sequence.
+
+        What comes out, together with what had come before, is what one engine would have given. It was admitted
+        once and is not asked to queue again. Raises ``InvalidRequest`` for one that could never run here.
+        """
+        sequences, texts = self._new_sequences(request), self._texts.text_streams(request.sampling)
+        for seq, text, done in zip(sequences, texts, progress, strict=True):
+            seq.resume(done)
+            for token_id in done.token_ids:
+                text.push(token_id)  # its caller has this text: it was sent with the token
+        unfinished = [index for index, done in enumerate(progress) if not done.is_finished]
+        self._enter(request, [sequences[index] for index in unfinished], [texts[index] for index in unfinished])
 
     def abort(self, request_id: str) -> None:
         """End a request and free what it holds at once; unknown and finished ids are ignored."""
@@ -167,6 +170,25 @@ class Engine:
     def close(self) -> None:
         self._constraints.close()
         self._executor.close()
+
+    def _new_sequences(self, request: Request) -> list[Sequence]:
+        if request.request_id in self._seq_ids:
+            raise InvalidRequest(f"a request with the id {request.request_id!r} is already running", "request_id")
+        first, n = self._next_seq_id, request.sampling.n
+        sequences = [Sequence(first + index, request, index, self._eos_token_ids) for index in range(n)]
+        self._check_fits(sequences[0])
+        self._next_seq_id += n
+        return sequences
+
+    def _enter(self, request: Request, sequences: list[Sequence], texts: list[TextStream]) -> None:
+        """Take in a request's sequences: into the scheduler's queue, or behind the compiling of their grammar."""
+        if request.constraint is not None:
+            self._constraints.begin(request, sequences)
+        self._seq_ids[request.request_id] = [seq.seq_id for seq in sequences]
+        for seq, text in zip(sequences, texts, strict=True):
+            self._live[seq.seq_id] = _Live(seq, text)
+            if request.constraint is None:
+                self._scheduler.add(seq)
 
     def _check_fits(self, seq: Sequence) -> None:
         num_tokens = max_num_tokens(seq, self.info.max_model_len)

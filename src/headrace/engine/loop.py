@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import msgspec
@@ -17,12 +17,12 @@ import msgspec
 from headrace.core.client import EngineInfo, StepStats
 from headrace.core.clock import Clock, WallClock
 from headrace.core.errors import EngineDead, InvalidRequest, Overloaded
-from headrace.core.request import OutputError, Request, RequestOutput, refused_outputs
-from headrace.engine.messages import Abort, Shutdown, Submit
+from headrace.core.request import OutputError, Request, RequestOutput, SequenceProgress, refused_outputs
+from headrace.engine.messages import Abort, Resume, Shutdown, Submit
 
 logger = logging.getLogger(__name__)
 
-_Message = Submit | Abort | Shutdown
+_Message = Submit | Resume | Abort | Shutdown
 
 
 class SteppedEngine(Protocol):
@@ -32,6 +32,8 @@ class SteppedEngine(Protocol):
     def has_work(self) -> bool: ...
 
     def submit(self, request: Request) -> None: ...
+
+    def resume(self, request: Request, progress: Sequence[SequenceProgress]) -> None: ...
 
     def abort(self, request_id: str) -> None: ...
 
@@ -66,7 +68,7 @@ class LoopListener(Protocol):
 class EngineLoop:
     """Drives an engine on a thread of its own, which sleeps in its inbox while there is nothing to do.
 
-    ``submit``, ``abort``, ``stop`` and ``tick_age_s`` may be called from any thread; what is submitted
+    ``submit``, ``resume``, ``abort``, ``stop`` and ``tick_age_s`` may be called from any thread; what is submitted
     after the loop has ended is never looked at. The engine is closed by the thread that drove it.
     """
 
@@ -85,6 +87,10 @@ class EngineLoop:
 
     def submit(self, request: Request) -> None:
         self._inbox.put(Submit(request))
+
+    def resume(self, request: Request, progress: list[SequenceProgress]) -> None:
+        """Carry on what an earlier engine began."""
+        self._inbox.put(Resume(request, progress))
 
     def abort(self, request_id: str) -> None:
         """End a request; its sequences report ``FinishReason.ABORT``. Unknown ids are ignored."""
@@ -150,21 +156,26 @@ class EngineLoop:
     def _handle(self, message: _Message) -> None:
         match message:
             case Submit(request):
-                self._submit(request)
+                self._take_in(request, range(request.sampling.n), self._engine.submit)
+            case Resume(request, progress):
+                unfinished = [index for index, done in enumerate(progress) if not done.is_finished]
+                self._take_in(request, unfinished, lambda taken: self._engine.resume(taken, progress))
             case Abort(request_id):
                 self._engine.abort(request_id)
             case Shutdown():
                 self._is_stopping = True
 
-    def _submit(self, request: Request) -> None:
+    def _take_in(self, request: Request, indices: Collection[int], enter: Callable[[Request], None]) -> None:
+        """Let a request enter; if the engine cannot take it in, its sequences ``indices`` fail and nothing else."""
         try:
-            self._engine.submit(request)
+            enter(request)
         except (InvalidRequest, Overloaded) as error:
             self._listener.on_refused(request.request_id, error)
         except Exception as error:
             logger.exception("request %s could not be taken in; only this request fails", request.request_id)
             message = f"the engine could not take in this request ({type(error).__name__})"
-            outputs = refused_outputs(request, OutputError("RequestFailed", message))
+            refused = refused_outputs(request, OutputError("RequestFailed", message))
+            outputs = [output for output in refused if output.index in indices]
             # no step ran: its figures must not be counted a second time
             idle = msgspec.structs.replace(self._engine.stats(), num_step_tokens=0, num_step_samples=0, step_s=0.0)
             self._listener.on_outputs(outputs, idle)

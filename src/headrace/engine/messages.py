@@ -14,7 +14,7 @@ from headrace.core.client import EngineInfo, StepStats
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError, EngineDead, HeadraceError, InvalidRequest, Overloaded
 from headrace.core.progress import ProgressUnit
-from headrace.core.request import Request, RequestOutput
+from headrace.core.request import Request, RequestOutput, SequenceProgress
 
 
 class ChildStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +29,13 @@ class ChildStart(msgspec.Struct, frozen=True, kw_only=True):
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     request: Request
+
+
+class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
+    """Carry on a request that an earlier engine process began; one entry of ``progress`` for each sequence."""
+
+    request: Request
+    progress: list[SequenceProgress]
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -122,7 +129,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
         return EngineDead(self.message)
 
 
-ToEngine = Submit | Abort | Ping | Shutdown
+ToEngine = Submit | Resume | Abort | Ping | Shutdown
 FromEngine = Hello | ProgressStarted | ProgressAdvanced | ProgressFinished | Ready | Outputs | Refused | Pong | Failed
 
 

@@ -80,6 +80,8 @@ class MetricFamilies:
         self.aborted = self._counter("requests_aborted", "Sequences ended by their client before they finished")
         self.failed = self._counter("requests_failed", "Sequences that ended in an error of the engine")
         self.rejected = self._counter("requests_rejected", "Requests refused before any work was done", "reason")
+        self.resumed = self._counter("requests_resumed", "Times a request carried on in the engine after its own")
+        self.quarantined = self._counter("requests_quarantined", "Requests ended because the engine died of them twice")
         self.restarts = self._counter("engine_restarts", "Times the engine process was started again")
 
     def _define_latencies(self) -> None:

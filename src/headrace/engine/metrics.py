@@ -97,6 +97,13 @@ class Metrics:
     def engine_restarted(self) -> None:
         self._families.restarts.inc()
 
+    def request_resumed(self) -> None:
+        """A request was handed to the engine after the one it ran in."""
+        self._families.resumed.inc()
+
+    def request_quarantined(self) -> None:
+        self._families.quarantined.inc()
+
     def observe_step(self, stats: StepStats) -> None:
         """Take over the engine's state after a step."""
         families, last = self._families, self._last

@@ -44,6 +44,7 @@ from headrace.engine.messages import (
     ProgressStarted,
     Ready,
     Refused,
+    Resume,
     Shutdown,
     Submit,
     ToEngine,
@@ -245,6 +246,8 @@ class EngineProcess:
                 self._stop()
             case Submit(request):
                 self._require_loop().submit(request)
+            case Resume(request, progress):
+                self._require_loop().resume(request, progress)
             case Abort(request_id):
                 self._require_loop().abort(request_id)
 

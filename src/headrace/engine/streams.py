@@ -8,13 +8,14 @@ here runs on the event loop's thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+import math
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from itertools import chain
 
 from headrace.core.client import EngineInfo
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, InvalidRequest, Overloaded
-from headrace.core.request import Request, RequestOutput
+from headrace.core.request import Request, RequestOutput, SequenceProgress
 from headrace.engine.messages import Abort, Submit
 from headrace.engine.metrics import Metrics, RequestMeter
 
@@ -46,22 +47,52 @@ def merge_outputs(outputs: list[RequestOutput]) -> RequestOutput:
     )
 
 
+class _Received:
+    """What came of one sequence so far, whoever has read it."""
+
+    __slots__ = ("first_output_time", "num_cached_tokens", "num_prompt_logprobs", "token_ids")
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.num_cached_tokens = 0
+        self.num_prompt_logprobs = 0
+        self.first_output_time = math.nan
+
+    def add(self, output: RequestOutput, now: float) -> None:
+        if math.isnan(self.first_output_time):
+            self.first_output_time = now
+            self.num_cached_tokens = output.usage.num_cached_tokens
+        self.token_ids.extend(output.token_ids)
+        self.num_prompt_logprobs += len(output.prompt_logprobs)
+
+
 class OutputStream:
-    """The unread outputs of one request.
+    """The unread outputs of one request, and how far it has come.
 
     What a reader leaves unread is merged, never dropped, so a stream holds at most the tokens its request
-    can have. ``token_ids`` are those received so far, by sequence: with the request they are all that is
-    needed to carry on elsewhere.
+    can have.
     """
 
-    __slots__ = ("_arrival", "_error", "_unfinished", "_unread", "meter", "request", "token_ids")
+    __slots__ = (
+        "_arrival",
+        "_error",
+        "_received",
+        "_unfinished",
+        "_unmoved",
+        "_unread",
+        "meter",
+        "num_resumptions",
+        "request",
+    )
 
     def __init__(self, request: Request, meter: RequestMeter) -> None:
         self.request = request
         self.meter = meter
-        self.token_ids: list[list[int]] = [[] for _ in range(request.sampling.n)]
+        self._received = [_Received() for _ in range(request.sampling.n)]
         self._unread: dict[int, list[RequestOutput]] = {}
         self._unfinished = set(range(request.sampling.n))
+        self._unmoved: set[int] = set()
+        self.num_resumptions = 0
         self._error: HeadraceError | None = None
         self._arrival: asyncio.Future[None] | None = None
 
@@ -74,14 +105,39 @@ class OutputStream:
     def is_complete(self) -> bool:
         return not self._unfinished
 
-    def put(self, output: RequestOutput) -> None:
+    @property
+    def has_moved(self) -> bool:
+        """Whether every sequence has brought a token, or its end, since the request was last resumed."""
+        return not self._unmoved
+
+    def note_resumption(self) -> None:
+        """Another engine carries on from ``progress`` now."""
+        self.num_resumptions += 1
+        self._unmoved = set(self._unfinished)
+
+    def progress(self) -> list[SequenceProgress]:
+        """What another engine needs to know, besides the request, to carry on where this one is."""
+        return [
+            SequenceProgress(
+                token_ids=list(received.token_ids),
+                is_finished=index not in self._unfinished,
+                num_cached_tokens=received.num_cached_tokens,
+                num_prompt_logprobs=received.num_prompt_logprobs,
+                first_output_time=received.first_output_time,
+            )
+            for index, received in enumerate(self._received)
+        ]
+
+    def put(self, output: RequestOutput, now: float) -> None:
         unread = self._unread.setdefault(output.index, [])
         unread.append(output)
         if len(unread) >= _MERGE_AT:
             self._unread[output.index] = [merge_outputs(unread)]
-        self.token_ids[output.index].extend(output.token_ids)
+        self._received[output.index].add(output, now)
         if output.finish_reason is not None:
             self._unfinished.discard(output.index)
+        if output.token_ids or output.finish_reason is not None:
+            self._unmoved.discard(output.index)
         self._wake()
 
     def fail(self, error: HeadraceError) -> None:
@@ -128,6 +184,16 @@ class StreamTable:
         """Ids of the requests whose streams are open."""
         return list(self._streams)
 
+    def __iter__(self) -> Iterator[OutputStream]:
+        return iter(list(self._streams.values()))
+
+    def __contains__(self, stream: OutputStream) -> bool:
+        """Whether ``stream`` is open, and not another one under its id."""
+        return self._streams.get(stream.request.request_id) is stream
+
+    def has(self, request_id: str) -> bool:
+        return request_id in self._streams
+
     def admit_for(self, info: EngineInfo) -> None:
         """From now on admit as many sequences as that engine may run and let wait."""
         self._max_open = info.max_num_seqs + info.max_num_queued_reqs
@@ -143,7 +209,7 @@ class StreamTable:
             while (output := await stream.next()) is not None:
                 yield output
         finally:
-            if self._streams.get(request.request_id) is stream:
+            if stream in self:
                 self._close(stream)
                 stream.meter.abort()
                 send(Abort(request.request_id))
@@ -156,7 +222,7 @@ class StreamTable:
             if stream is None:
                 continue
             stream.meter.observe(output, now)
-            stream.put(output)
+            stream.put(output, now)
             if stream.is_complete:
                 self._close(stream)
 
@@ -168,12 +234,16 @@ class StreamTable:
             self._metrics.observe_rejected(error)
             stream.fail(error)
 
+    def fail(self, stream: OutputStream, error: HeadraceError) -> None:
+        """End an open stream with ``error``."""
+        self._close(stream)
+        stream.meter.fail()
+        stream.fail(error)
+
     def fail_all(self, error: HeadraceError) -> None:
         """End every open stream with ``error``."""
-        for stream in list(self._streams.values()):
-            self._close(stream)
-            stream.meter.fail()
-            stream.fail(error)
+        for stream in self:
+            self.fail(stream, error)
 
     async def wait_empty(self) -> None:
         await self._empty.wait()

@@ -3,8 +3,8 @@
 Owns the client side of the engine process: its readiness, its streams and its lives. It does not know HTTP,
 what is inside the engine, or how a single life is started (``child.py``). Everything runs on one event loop.
 
-A death is noticed by the end of the socket, at once: open streams raise ``EngineDead``, ``is_ready`` turns
-false, and the next life begins. A frozen engine is noticed by its silence.
+A death is noticed by the end of the socket, at once: ``is_ready`` turns false, the next life begins, and what
+was running carries on in it (``reentry.py``). A frozen engine is noticed by its silence.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ from headrace.engine.messages import (
     Submit,
 )
 from headrace.engine.metrics import Metrics
+from headrace.engine.reentry import DeathCause, Reentry
 from headrace.engine.streams import StreamTable
 
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 5.0
+_ENDED = EngineDead("the engine process ended while this request was running; try again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ class SupervisorLimits:
     ``silence_limit_s``: no sign of life, or one step, for longer than this makes the engine not ready.
     ``restart_delays_s``: waits before consecutive restarts, the last one repeating; the count starts over
     after a life of ``stable_life_s``. ``start_attempts``: how often a first start may die without a word
-    before ``start`` gives up. ``stop_grace_s``: how long each of asking and SIGTERM may take.
+    before ``start`` gives up, and a later one before the streams that wait for it do. ``max_resumptions``: how
+    many engines a request may outlive. ``stop_grace_s``: how long each of asking and SIGTERM may take.
     """
 
     ping_interval_s: float = 1.0
@@ -60,6 +63,7 @@ class SupervisorLimits:
     restart_delays_s: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
     stable_life_s: float = 60.0
     start_attempts: int = 3
+    max_resumptions: int = 16
     stop_grace_s: float = 5.0
 
     def restart_delay_s(self, num_short_lives: int) -> float:
@@ -89,6 +93,7 @@ class EngineSupervisor:
         self._limits = SupervisorLimits() if limits is None else limits
         self._clock: Clock = WallClock() if clock is None else clock
         self._streams = StreamTable(metrics, self._clock)
+        self._reentry = Reentry(self._streams, metrics, self._limits.max_resumptions)
         self._signs = LifeSigns(self._limits.silence_limit_s)
         self._progress: Progress = NullProgress()
         self._supervision: asyncio.Task[None] | None = None
@@ -135,7 +140,7 @@ class EngineSupervisor:
     # the client's side
 
     def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
-        """See ``EngineClient.generate``; a request whose engine dies raises ``EngineDead``."""
+        """See ``EngineClient.generate``; a request whose engine dies carries on in the next one."""
         return self._streams.generate(request, self._send)
 
     async def abort(self, request_id: str) -> None:
@@ -188,8 +193,11 @@ class EngineSupervisor:
     def _send(self, message: Submit | Abort) -> None:
         if isinstance(message, Submit):
             self._check_takes_requests()
+            self._reentry.submit(message.request)
+            return
         if self._child is not None:
             self._child.send(message)
+        self._reentry.advance()
 
     def _check_takes_requests(self) -> None:
         if self._closing is not None:
@@ -205,10 +213,13 @@ class EngineSupervisor:
 
     async def _supervise(self) -> None:
         """Live, die, live again. Raises only while the engine has never been ready."""
-        num_short_lives = 0
+        num_short_lives = num_failed_starts = 0
         while True:
             up_s = await self._live()
             num_short_lives = 0 if up_s >= self._limits.stable_life_s else num_short_lives + 1
+            num_failed_starts = 0 if up_s > 0 else num_failed_starts + 1
+            if num_failed_starts >= self._limits.start_attempts:
+                self._streams.fail_all(EngineDead("the engine process ended and cannot be started again"))
             if self._first_ready.is_set():
                 self.num_restarts += 1
                 self._metrics.engine_restarted()
@@ -249,24 +260,17 @@ class EngineSupervisor:
         return up_s
 
     async def _end_life(self, child: EngineChild) -> float:
-        """Turn unready and tell every stream, before anything that takes time; then see the child off."""
+        """Turn unready at once, see the child off, and keep what it was doing for the next."""
         was_up_since, self._up_since, self._child = self._up_since, None, None
         self._metrics.engine_lost()
-        if self._failure is not None:
-            self._streams.fail_all(self._failure.error())
-        self._streams.fail_all(EngineDead("the engine process ended while this request was running; try again"))
         self.last_stats = None
-        level = self._level_of_end(was_up_since is not None)
+        level = logging.DEBUG if self._start_tells_failure else _level_of_end(was_up_since, self._closing is not None)
         is_orderly = self._closing is not None and was_up_since is not None
         ending = await (child.stop(self._limits.stop_grace_s) if is_orderly else child.kill())
-        logger.log(level, "the engine process (pid %d) %s", child.pid, ending)
+        logger.log(level, "the engine process (pid %d) %s", child.pid, ending.text)
+        cause = DeathCause.OUTSIDE if ending.is_by_others else DeathCause.UNKNOWN
+        self._reentry.engine_died(_ENDED, cause)
         return 0.0 if was_up_since is None else self._clock.now() - was_up_since
-
-    def _level_of_end(self, was_up: bool) -> int:
-        """How much an operator should care: an end that was asked for, or that ``start`` explains, is no error."""
-        if self._closing is not None:
-            return logging.INFO if was_up else logging.DEBUG
-        return logging.DEBUG if self._start_tells_failure else logging.ERROR
 
     @property
     def _start_tells_failure(self) -> bool:
@@ -287,6 +291,7 @@ class EngineSupervisor:
                 self._signs.note_tick_age(tick_age_s, now)
             case Refused():
                 self._streams.refuse(message.request_id, message.error())
+                self._reentry.advance()
             case Ready(info):
                 self._become_ready(info)
             case Failed():
@@ -301,8 +306,10 @@ class EngineSupervisor:
         self.last_stats = stats
         self._metrics.observe_step(stats)
         self._streams.deliver(outputs)
+        self._reentry.advance()
 
     def _become_ready(self, info: EngineInfo) -> None:
+        assert self._child is not None
         self._info = info
         self._up_since = self._clock.now()
         self._signs.note_tick_age(0.0, self._up_since)
@@ -310,7 +317,15 @@ class EngineSupervisor:
         self._metrics.engine_started(info)
         if self._first_ready.is_set():
             logger.info("the engine is ready again (restart %d)", self.num_restarts)
+        self._reentry.engine_ready(self._child.send)
         self._first_ready.set()
+
+
+def _level_of_end(up_since: float | None, is_asked_for: bool) -> int:
+    """How much an operator should care."""
+    if not is_asked_for:
+        return logging.ERROR
+    return logging.DEBUG if up_since is None else logging.INFO
 
 
 def _show(message: FromEngine, progress: Progress) -> None:

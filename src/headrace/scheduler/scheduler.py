@@ -11,6 +11,7 @@ business of ``KVCacheManager``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as SequenceOf
 
 import msgspec
@@ -225,7 +226,7 @@ class Scheduler:
             seq.num_computed_tokens = 0
             self._blocked = (seq, self._kv.num_available_blocks)
             return False
-        if seq.num_preemptions == 0:
+        if math.isnan(seq.first_scheduled_time):
             seq.first_scheduled_time = draft.now
             seq.num_cached_tokens = seq.num_computed_tokens
         seq.status = SequenceStatus.RUNNING

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Final
 
 import msgspec
 
@@ -22,6 +23,7 @@ from headrace.core.errors import (
     Overloaded,
     RequestAborted,
     RequestFailed,
+    RequestQuarantined,
 )
 
 CLIENT_CLOSED_REQUEST = 499
@@ -29,6 +31,12 @@ CLIENT_CLOSED_REQUEST = 499
 
 RESTART_RETRY_S = 2.0
 """How long a client should wait for an engine that is starting or restarting."""
+
+_ENGINE_CODES: Final[Mapping[type[HeadraceError], str]] = {
+    RequestFailed: "request_failed",
+    RequestQuarantined: "request_quarantined",
+    EngineDead: "engine_dead",
+}
 
 _INTERNAL_MESSAGE = "the server failed to handle this request; the operator's log has the details"
 
@@ -122,10 +130,8 @@ def error_reply(error: BaseException) -> ErrorReply:
         case Overloaded():
             detail = ErrorDetail(error.message, _error_type(429), None, "overloaded")
             return ErrorReply(429, detail, retry_after(error.retry_after_s))
-        case RequestFailed():
-            return ErrorReply(500, ErrorDetail(error.message, _error_type(500), None, "request_failed"))
-        case EngineDead():
-            return ErrorReply(500, ErrorDetail(error.message, _error_type(500), None, "engine_dead"))
+        case RequestFailed() | EngineDead():
+            return ErrorReply(500, ErrorDetail(error.message, _error_type(500), None, _ENGINE_CODES[type(error)]))
         case RequestAborted():
             return ErrorReply(
                 CLIENT_CLOSED_REQUEST, ErrorDetail(error.message, _error_type(499), None, "request_aborted")

@@ -1,0 +1,131 @@
+"""The way of requests into an engine, and back into the next one when it dies.
+
+Owns the order in which they enter and the question who is to blame. It does not know processes; it is told when
+an engine is ready or dead and how to send to it, and runs on the event loop's thread.
+
+What ends an engine is mostly not a request at all (a signal, memory taken by others), so every request in
+flight carries on. But one that does end it would end the next one as well, with the same step, since its tokens
+determine that step. Therefore they re-enter one at a time: the next one when the one before has brought a token
+or ended, and newcomers behind them all. An engine that dies of itself then dies of the one on trial, which is
+ended, and the others go on. A death from outside (the operator, the kernel out of memory) proves less: the one on
+trial goes first next time, alone in the engine, and is ended if that engine dies before it has moved, too.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from headrace.core.errors import EngineDead, HeadraceError, RequestQuarantined
+from headrace.core.request import Request
+from headrace.engine.messages import Resume, Submit
+from headrace.engine.metrics import Metrics
+from headrace.engine.streams import OutputStream, StreamTable
+
+logger = logging.getLogger(__name__)
+
+SendToEngine = Callable[[Submit | Resume], None]
+
+
+class DeathCause(enum.Enum):
+    """What is known of an engine's end: nothing, so it may be its own fault; or that it came from outside."""
+
+    UNKNOWN = enum.auto()
+    OUTSIDE = enum.auto()
+
+
+class Reentry:
+    """Lets requests into whichever engine is there. ``max_resumptions`` is how often one may outlive its engine."""
+
+    def __init__(self, streams: StreamTable, metrics: Metrics, max_resumptions: int) -> None:
+        self._streams = streams
+        self._metrics = metrics
+        self._max_resumptions = max_resumptions
+        self._send: SendToEngine | None = None
+        self._suspects: deque[OutputStream] = deque()
+        self._newcomers: deque[Request] = deque()
+        self._on_trial: OutputStream | None = None
+        self._suspected: OutputStream | None = None
+
+    def submit(self, request: Request) -> None:
+        """Send a new request, or hold it back while others re-enter. Raises what sending raises."""
+        if self._send is None or self._on_trial is not None:
+            self._newcomers.append(request)
+        else:
+            self._send(Submit(request))
+
+    def engine_ready(self, send: SendToEngine) -> None:
+        """An engine takes requests through ``send``: let those of the last one in."""
+        self._send = send
+        if self._suspects:
+            logger.info("%d requests carry on where the last engine left them", len(self._suspects))
+        self.advance()
+
+    def engine_died(self, error: EngineDead, cause: DeathCause) -> None:
+        """Keep what was in flight for the next engine; what may not carry on ends with ``error``."""
+        accused, self._on_trial, self._send = self._on_trial, None, None
+        if accused is not None and accused in self._streams:
+            self._judge(accused, cause)
+        held = {request.request_id for request in self._newcomers}
+        in_flight = [stream for stream in self._streams if stream.request.request_id not in held]
+        in_flight.sort(key=lambda stream: stream is not self._suspected)
+        self._suspects = deque(stream for stream in in_flight if stream.num_resumptions < self._max_resumptions)
+        for stream in in_flight:
+            if stream.num_resumptions >= self._max_resumptions:
+                self._streams.fail(stream, error)
+
+    def _judge(self, accused: OutputStream, cause: DeathCause) -> None:
+        if cause is DeathCause.UNKNOWN or accused is self._suspected:
+            self._quarantine(accused)
+        else:
+            self._suspected = accused
+
+    def advance(self) -> None:
+        """Let the next ones in, if the one on trial has shown to be harmless. To be called after every change."""
+        if self._send is None or (self._on_trial is not None and self._is_undecided(self._on_trial)):
+            return
+        if self._on_trial is self._suspected:
+            self._suspected = None  # it has moved
+        self._on_trial = self._next_suspect()
+        if self._on_trial is not None:
+            self._on_trial.note_resumption()
+            self._metrics.request_resumed()
+            self._send_or_refuse(Resume(self._on_trial.request, self._on_trial.progress()))
+            return
+        while self._newcomers:
+            request = self._newcomers.popleft()
+            if self._streams.has(request.request_id):
+                self._send_or_refuse(Submit(request))
+
+    def _next_suspect(self) -> OutputStream | None:
+        while self._suspects:
+            stream = self._suspects.popleft()
+            if stream in self._streams:
+                return stream
+        return None
+
+    def _is_undecided(self, stream: OutputStream) -> bool:
+        return stream in self._streams and not stream.has_moved
+
+    def _send_or_refuse(self, message: Submit | Resume) -> None:
+        assert self._send is not None
+        try:
+            self._send(message)
+        except HeadraceError as error:
+            self._streams.refuse(message.request.request_id, error)
+
+    def _quarantine(self, stream: OutputStream) -> None:
+        logger.error(
+            "request %s ended the engine process again and is not tried another time; %d others go on",
+            stream.request.request_id,
+            len(self._streams) - 1,
+        )
+        self._metrics.request_quarantined()
+        self._streams.fail(
+            stream,
+            RequestQuarantined(
+                "this request ended the engine more than once and is not tried again; tell the operator"
+            ),
+        )
