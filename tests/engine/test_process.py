@@ -108,7 +108,7 @@ def test_a_child_that_cannot_build_its_engine_says_why_and_exits(model: str, fai
         async with child_process(model) as (child, heard):
             await child.wait_dead()
             assert heard == [failed]
-            assert await child.kill() == "exited with code 2"
+            assert (await child.kill()).text == "exited with code 2"
 
     asyncio.run(main())
 
@@ -121,7 +121,7 @@ def test_an_exception_in_a_step_is_told_and_the_process_exits_non_zero() -> None
             await child.wait_dead()
             assert isinstance(heard[-1], Failed)
             assert "ZeroDivisionError" in heard[-1].message
-            assert await child.stop(5.0) == "exited with code 1"
+            assert (await child.stop(5.0)).text == "exited with code 1"
 
     asyncio.run(main())
 
@@ -150,7 +150,7 @@ def test_shutdown_ends_the_process_in_order() -> None:
             await ready(heard)
             child.send(Submit(make_request(max_tokens=1_000_000)))
             await eventually(lambda: said(heard, Outputs))
-            assert await child.stop(10.0) == "exited with code 0"
+            assert (await child.stop(10.0)).text == "exited with code 0"
 
     asyncio.run(main())
 
@@ -160,7 +160,7 @@ def test_shutdown_sent_while_the_engine_is_being_built_is_kept() -> None:
         async with child_process() as (child, _):
             child.send(Shutdown())
             await child.wait_dead()
-            assert await child.stop(10.0) == "exited with code 0"
+            assert (await child.stop(10.0)).text == "exited with code 0"
 
     asyncio.run(main())
 
@@ -173,7 +173,7 @@ def test_sigterm_ends_a_child_that_loads_and_one_that_serves() -> None:
                     await ready(heard)
                 os.kill(child.pid, signal.SIGTERM)
                 await child.wait_dead()
-                assert await child.stop(10.0) == "exited with code 143"
+                assert (await child.stop(10.0)).text == "exited with code 143"
 
     asyncio.run(main())
 
@@ -222,7 +222,7 @@ def test_rubbish_from_the_parent_ends_the_child(rubbish: bytes) -> None:
             await ready(heard)
             child._writer.write(rubbish)
             await child.wait_dead()
-            assert await child.stop(5.0) == "exited with code 1"
+            assert (await child.stop(5.0)).text == "exited with code 1"
 
     asyncio.run(main())
 

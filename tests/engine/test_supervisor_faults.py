@@ -20,6 +20,9 @@ from tests.engine.supervised import collect, new_supervisor, pid_of, supervised
 from tests.fakes_engine import STEP_BUG, STEP_HANG, expected_text, expected_tokens, make_request
 
 ENDLESS = 1_000_000
+WATCHFUL = SupervisorLimits(
+    ping_interval_s=0.02, silence_limit_s=0.3, hang_limit_s=0.6, restart_delays_s=(0.0,), stop_grace_s=0.1
+)
 
 
 def check_whole(request: Request, outputs: list[RequestOutput]) -> None:
@@ -213,6 +216,41 @@ def test_an_engine_thread_stuck_in_a_step_is_not_ready_although_the_process_answ
             reading.cancel()
 
     asyncio.run(main())
+
+
+def test_b08_a_frozen_engine_is_woken_after_it_has_shown_its_stacks(capfd: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        async with supervised(limits=WATCHFUL) as supervisor:
+            request = make_request(max_tokens=300)
+            reading = asyncio.create_task(collect(supervisor, request))
+            await eventually(lambda: supervisor.num_open_streams == 1)
+            os.kill(pid_of(supervisor), signal.SIGSTOP)
+            await eventually(lambda: not supervisor.is_ready)
+            await eventually(lambda: supervisor.is_ready)
+            check_whole(request, await reading)
+            assert supervisor.num_restarts == 0
+
+    asyncio.run(main())
+    assert "most recent call first" in capfd.readouterr().err
+
+
+def test_a_hanging_step_is_dumped_and_replaced_and_only_its_request_is_given_up(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async def main() -> None:
+        async with supervised(limits=WATCHFUL) as supervisor:
+            bystander = make_request("bystander", max_tokens=300)
+            reading = asyncio.create_task(collect(supervisor, bystander))
+            await eventually(lambda: supervisor.num_open_streams == 1)
+            with pytest.raises(RequestQuarantined):
+                await collect(supervisor, make_request("hangs", prompt=(STEP_HANG,)))
+            check_whole(bystander, await reading)
+            assert supervisor.num_restarts == 2
+
+    asyncio.run(main())
+    dumped = capfd.readouterr().err
+    assert "fakes_engine.py" in dumped
+    assert "in _advance" in dumped
 
 
 def test_an_engine_that_ends_by_itself_is_started_again() -> None:

@@ -43,6 +43,9 @@ MAX_UNSENT_BYTES = 64 << 20
 _LAST_WORDS_S = 0.5
 """For what a child wrote to the socket before it died; it is there already, only not read yet."""
 
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes an engine process write the stacks of all its threads; see ``process.run_child``."""
+
 _EXIT_S = 0.5
 """For a child that hung up to be seen to exit, so that its exit code is its own and not that of our signal."""
 
@@ -74,7 +77,7 @@ class EngineChild:
         self._reader = reader
         self._writer = writer
         self._receive = receive
-        self._ending: Ending | None = None
+        self._is_ended_by_us = False
         self._reading = asyncio.create_task(self._read(), name="engine-child-reader")
 
     @classmethod
@@ -132,6 +135,11 @@ class EngineChild:
         finally:
             await _cancel(exited)
 
+    def dump_stacks(self) -> None:
+        """Have the process write the stacks of its threads to standard error, even if it is stopped (SIGSTOP)."""
+        _signal(self._process, DUMP_SIGNAL)
+        _signal(self._process, signal.SIGCONT)
+
     async def stop(self, grace_s: float) -> Ending:
         """Ask, terminate, kill, with ``grace_s`` before each next step; return how it ended."""
         self.send(Shutdown())
@@ -145,15 +153,14 @@ class EngineChild:
 
     async def kill(self) -> Ending:
         """End it at once, unless it has; return how it ended."""
-        if self._ending is None:
-            if self._reading.done():
-                await self._wait_exit(_EXIT_S)  # it hung up, so it is ending, and its own end says more than ours
-            returncode = self._process.returncode
-            await _kill(self._process)
-            self._ending = Ending(_ending(self._process.returncode), returncode in _SENT_BY_OTHERS)
+        if self._reading.done():
+            await self._wait_exit(_EXIT_S)  # it hung up, so it is ending, and its own end says more than ours
+        self._is_ended_by_us |= self._process.returncode is None
+        await _kill(self._process)
         await _cancel(self._reading)
         self._writer.transport.abort()  # unlike close, does not wait for what nobody will read
-        return self._ending
+        returncode = self._process.returncode
+        return Ending(_ending(returncode), not self._is_ended_by_us and returncode in _SENT_BY_OTHERS)
 
     async def _wait_exit(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):

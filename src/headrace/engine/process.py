@@ -10,6 +10,7 @@ Exit codes: 0 asked to end, 1 engine failed, 2 could not start, 143 SIGTERM.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import queue
@@ -73,6 +74,8 @@ def main() -> int:
 def run_child(build: EngineBuilder) -> int:
     """Live as the child of a supervisor, with the engine that ``build`` makes. Returns the exit code."""
     request_death_with_parent()
+    faulthandler.enable()  # a crash in native code says where
+    faulthandler.register(signal.SIGUSR1)  # the parent asks for all stacks before it gives a hanging engine up
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to interpret
     # Blocked in every thread, also those of native libraries, and waited for by one of ours: a signal
     # that the kernel hands to a thread in C code would leave the main thread asleep.

@@ -28,7 +28,6 @@ from headrace.engine.messages import (
     Failed,
     FromEngine,
     Outputs,
-    Ping,
     Pong,
     ProgressAdvanced,
     ProgressFinished,
@@ -40,6 +39,7 @@ from headrace.engine.messages import (
 from headrace.engine.metrics import Metrics
 from headrace.engine.reentry import DeathCause, Reentry
 from headrace.engine.streams import StreamTable
+from headrace.engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,8 @@ _ENDED = EngineDead("the engine process ended while this request was running; tr
 class SupervisorLimits:
     """Periods and counts of supervision; times in seconds.
 
-    ``silence_limit_s``: no sign of life, or one step, for longer than this makes the engine not ready.
+    ``silence_limit_s``: no sign of life, or one step, for longer than this makes the engine not ready;
+    ``hang_limit_s``: for longer than that, and it is killed (``watchdog.py``).
     ``restart_delays_s``: waits before consecutive restarts, the last one repeating; the count starts over
     after a life of ``stable_life_s``. ``start_attempts``: how often a first start may die without a word
     before ``start`` gives up, and a later one before the streams that wait for it do. ``max_resumptions``: how
@@ -59,7 +60,8 @@ class SupervisorLimits:
     """
 
     ping_interval_s: float = 1.0
-    silence_limit_s: float = 30.0
+    silence_limit_s: float = 10.0
+    hang_limit_s: float = 30.0
     restart_delays_s: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
     stable_life_s: float = 60.0
     start_attempts: int = 3
@@ -104,6 +106,7 @@ class EngineSupervisor:
         self._child: EngineChild | None = None
         self._up_since: float | None = None
         self._failure: Failed | None = None
+        self._watching: asyncio.Task[None] | None = None
 
         self.last_stats: StepStats | None = None
         self.num_restarts = 0
@@ -251,17 +254,18 @@ class EngineSupervisor:
             self._failure = Failed.of(error)
             return 0.0
         self._child = child
-        pinging = asyncio.create_task(self._ping(child), name="engine-ping")
         try:
             await child.wait_dead()
         finally:
-            pinging.cancel()
             up_s = await self._end_life(child)
         return up_s
 
     async def _end_life(self, child: EngineChild) -> float:
         """Turn unready at once, see the child off, and keep what it was doing for the next."""
         was_up_since, self._up_since, self._child = self._up_since, None, None
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
         self._metrics.engine_lost()
         self.last_stats = None
         level = logging.DEBUG if self._start_tells_failure else _level_of_end(was_up_since, self._closing is not None)
@@ -275,11 +279,6 @@ class EngineSupervisor:
     @property
     def _start_tells_failure(self) -> bool:
         return self._failure is not None and not self._first_ready.is_set()
-
-    async def _ping(self, child: EngineChild) -> None:
-        while True:
-            await asyncio.sleep(self._limits.ping_interval_s)
-            child.send(Ping())
 
     def _receive(self, message: FromEngine) -> None:
         now = self._clock.now()
@@ -317,6 +316,9 @@ class EngineSupervisor:
         self._metrics.engine_started(info)
         if self._first_ready.is_set():
             logger.info("the engine is ready again (restart %d)", self.num_restarts)
+        limits = self._limits
+        watchdog = Watchdog(self._child, self._signs, self._clock, limits.ping_interval_s, limits.hang_limit_s)
+        self._watching = asyncio.create_task(watchdog.run(), name="engine-watchdog")
         self._reentry.engine_ready(self._child.send)
         self._first_ready.set()
 
