@@ -48,7 +48,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Hangup:
-    """The connection is closed where it stands."""
+    """The connection is closed where it stands; behind the end of a whole answer, after that."""
 
 
 DONE = Send(b"data: [DONE]\n\n")
@@ -105,6 +105,8 @@ class ScriptedServer:
             if isinstance(step, Wait):
                 await asyncio.sleep(step.seconds)
             elif isinstance(step, Hangup):
+                if step is script[-1] and DONE in script:
+                    writer.write(b"0\r\n\r\n")
                 return False
             elif isinstance(step, Refuse):
                 body = json.dumps({"error": {"message": step.message}}).encode()

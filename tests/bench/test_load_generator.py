@@ -167,6 +167,16 @@ def test_nothing_is_sent_twice(tmp_path: Path) -> None:
     assert len(run(tmp_path, [Refuse(503, "later")], [ask(), ask()]).asked) == 2
 
 
+def test_a_server_that_closes_kept_connections_is_met_once_and_not_counted_as_failing(tmp_path: Path) -> None:
+    def script(asked: Asked) -> Script:
+        return [*reply(1.0), Hangup()]  # the answer ends well, the connection after it
+
+    heard = run(tmp_path, script, [ask() for _ in range(4)])
+    assert [record.outcome for record in heard.records] == [Outcome.OK] * 4
+    assert [record.ttft_s for record in heard.records] == pytest.approx([1.0] * 4)
+    assert len(heard.asked) == 4
+
+
 def test_a_client_hangs_up_where_the_workload_says(tmp_path: Path) -> None:
     heard = run(tmp_path, reply(1, 1, 1, 1, 1), [ask(abort_after_chunks=2), ask()])
     aborted, whole = heard.records

@@ -132,22 +132,23 @@ def test_turns_are_told_apart() -> None:
 
 def test_the_timeline_spreads_tokens_over_chunks_and_sees_the_busiest_moment() -> None:
     timeline = Timeline()
-    timeline.add(record(0.0, (0.5, 2.5), num_output_tokens=10))
-    timeline.add(record(2.0, (2.6,)))
-    timeline.add(record(2.5, (3.5,)))
+    timeline.add(record(0.0, (0.2, 1.0), num_output_tokens=10))
+    timeline.add(record(0.8, (1.1,)))
+    timeline.add(record(1.0, (1.6,)))
     found = timeline.summary()
-    assert found.tokens_per_s == [5.0, 0.0, 6.0, 1.0]
-    assert found.peak_in_flight == 2  # at 2.5 the first has ended when the third begins
-    assert found.in_flight == [1, 1, 2, 1]
+    assert found.tokens_per_s == [20.0, 0.0, 0.0, 0.0, 24.0, 0.0, 4.0]
+    assert found.peak_in_flight == 2  # at 1.0 the first has ended when the third begins
+    assert found.in_flight == [1, 1, 1, 2, 2, 1, 1]
+    assert found.peak_tokens_per_s == pytest.approx((24 + 4) / 4)  # the best second holds 6 and 1 tokens
 
 
 def test_a_long_run_has_wider_buckets_and_loses_no_token() -> None:
     timeline = Timeline()
-    for second in range(0, 5 * MAX_BUCKETS, 100):
+    for second in range(0, MAX_BUCKETS, 40):
         timeline.add(record(float(second), (second + 0.5,), num_output_tokens=8))
     found = timeline.summary()
     assert len(found.tokens_per_s) <= MAX_BUCKETS
-    assert found.bucket_s == 8.0
+    assert found.bucket_s == 1.0
     assert sum(found.tokens_per_s) * found.bucket_s == pytest.approx(8 * 60)
 
 

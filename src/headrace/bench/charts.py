@@ -103,7 +103,8 @@ def round_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
 def _log_ticks(low: float, high: float) -> list[float]:
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1, 2, 5) if len(powers) <= 3 else (1,)
-    return [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
+    ticks = [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
+    return ticks if len(ticks) > 2 else round_ticks(low, high)
 
 
 def _scale(values: Sequence[float], axis: Axis, start: float, end: float) -> Scale:

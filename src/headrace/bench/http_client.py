@@ -21,6 +21,9 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 
 MAX_HEADER_BYTES = 64 << 10
+MAX_IDLE_S = 2.0
+"""A connection that has been idle for longer is not used again: servers close theirs after five seconds and more,
+and a request that meets the closing would look like a failure of the server, since nothing is sent twice."""
 
 
 Opener = Callable[[Callable[[], asyncio.Protocol]], Awaitable[None]]
@@ -95,27 +98,42 @@ class HttpClient:
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self._headers = "\r\n".join(lines).encode("latin-1")
         self._idle: deque[_Connection] = deque()
+        self._keeps_alive = True
 
     async def request(self, method: str, path: str, body: bytes, sink: BodySink) -> int:
         """Send one request and feed the body of its response to ``sink``; the status, once the body has ended.
 
         Cancelling it closes the connection. Raises ``Disconnected``, or ``HungUp`` when the sink had enough.
         """
-        connection = await self._connection()
         head = b"%s %s HTTP/1.1\r\n%s\r\nContent-Length: %d\r\n\r\n" % (
             method.encode(),
             (self.origin.prefix + path).encode(),
             self._headers,
             len(body),
         )
+        kept = self._kept()
+        if kept is not None:
+            try:
+                return await self._exchange(kept, head + body, sink)
+            except Disconnected:
+                if kept.has_received:
+                    raise
+                # The server closed what it said it would keep, before it read this request: it is sent on a new
+                # connection, and none is kept any more, so that this happens once and not in the middle of a run.
+                self._keeps_alive = False
+                self.close()
+        return await self._exchange(await self._opened(), head + body, sink)
+
+    async def _exchange(self, connection: _Connection, data: bytes, sink: BodySink) -> int:
         try:
-            status = await connection.exchange(head + body, sink)
+            status = await connection.exchange(data, sink)
         except BaseException:
             connection.close()
             raise
-        if connection.is_reusable:
+        if connection.is_reusable and self._keeps_alive and status == 200:
+            connection.idle_since = self._clock.now()
             self._idle.append(connection)
-        else:
+        else:  # some servers close after anything but a 200, without a word
             connection.close()
         return status
 
@@ -123,12 +141,15 @@ class HttpClient:
         while self._idle:
             self._idle.pop().close()
 
-    async def _connection(self) -> _Connection:
+    def _kept(self) -> _Connection | None:
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_reusable:
+            if connection.is_reusable and self._clock.now() - connection.idle_since < MAX_IDLE_S:
                 return connection
             connection.close()
+        return None
+
+    async def _opened(self) -> _Connection:
         connection = _Connection(asyncio.get_running_loop(), self._clock)
         try:
             await self._open(lambda: connection)
@@ -154,15 +175,18 @@ class _Connection(asyncio.Protocol):
         self._now = 0.0
         self._has_begun = False
         self._is_close_delimited = False
+        self._is_close_delimited = False
         self._num_header_bytes = 0
         self.is_reusable = True
+        self.idle_since = 0.0
+        self.has_received = False
 
     async def exchange(self, data: bytes, sink: BodySink) -> int:
         if self._transport is None or self._transport.is_closing():
             raise Disconnected("the server closed the connection before the request")
         self._parser = httptools.HttpResponseParser(self)
         self._sink = sink
-        self._has_begun = False
+        self._has_begun = self.has_received = self._is_close_delimited = False
         self._num_header_bytes = 0
         self._done = self._loop.create_future()
         self._transport.write(data)
@@ -184,6 +208,7 @@ class _Connection(asyncio.Protocol):
             self.close()  # an answer nobody asked for
             return
         self._now = self._clock.now()
+        self.has_received = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, Disconnected) as error:

@@ -53,10 +53,9 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     install_bytes: int | None = None
 
 
-class ServingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The internal record of ``bench serve``: all its figures are here, and everything else is written from it."""
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """Who was measured, with what, how, where and when: what every report of a server begins with."""
 
-    headrace_report: int = REPORT_VERSION
     headrace_version: str
     date: str
     label: str = ""
@@ -66,7 +65,17 @@ class ServingReport(msgspec.Struct, frozen=True, kw_only=True):
     workload: WorkloadInfo
     load: LoadInfo
     machine: Machine
+
+
+class ServingReport(Setup, frozen=True, kw_only=True):
+    """The internal record of ``bench serve``: all its figures are here, and everything else is written from it."""
+
+    headrace_report: int = REPORT_VERSION
     runs: list[RunSummary]
+
+    @classmethod
+    def of(cls, setup: Setup, runs: list[RunSummary]) -> ServingReport:
+        return cls(**msgspec.structs.asdict(setup), runs=runs)
 
     def over_runs(self, figure: Callable[[RunSummary], float]) -> Estimate:
         """The mean of a figure over the repeats, with its interval."""

@@ -63,7 +63,7 @@ def _charts(reports: Sequence[ServingReport]) -> list[str]:
             [Series(name, _steps(run, run.timeline.in_flight)) for name, run in runs],
             Axis("seconds"),
             Axis("requests"),
-            "The most at once, second by second, of the first run.",
+            "The most at once, of the first run.",
         )
     )
     charts.append(
@@ -72,7 +72,7 @@ def _charts(reports: Sequence[ServingReport]) -> list[str]:
             [Series(name, _steps(run, run.timeline.tokens_per_s)) for name, run in runs],
             Axis("seconds"),
             Axis("tokens/s"),
-            "Second by second, of the first run.",
+            "In quarters of a second (longer for long runs), of the first run.",
         )
     )
     charts += [_stalls(name, run, len(runs)) for name, run in runs]
@@ -103,7 +103,8 @@ def _cdf(name: str, spread: Spread) -> Series:
 
 
 def _steps(run: RunSummary, values: Sequence[float]) -> list[tuple[float, float]]:
-    return [(index * run.timeline.bucket_s, float(value)) for index, value in enumerate(values)]
+    width = run.timeline.bucket_s
+    return [(at * width, float(value)) for index, value in enumerate(values) for at in (index, index + 1)]
 
 
 def _head(reports: Sequence[ServingReport]) -> str:

@@ -38,7 +38,8 @@ def render_table(report: ServingReport) -> str:
 
 def figure_rows(report: ServingReport) -> list[Row]:
     """Every figure but the latencies, as names and values."""
-    return [*_head(report), *_throughput(report), *_slos(report), *_costs(report)]
+    slos = _slos(report) if report.runs[0].slos else ()
+    return [*_head(report), *_throughput(report), *slos, *_costs(report)]
 
 
 def latency_rows(report: ServingReport) -> list[list[str]]:

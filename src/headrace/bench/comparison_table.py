@@ -1,0 +1,96 @@
+"""Comparisons as text and as pages: two files with a verdict, or several servers side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.bench.comparison import Comparison, Ratio, compare
+from headrace.bench.figures import serving_figures
+from headrace.bench.report import ServingReport
+from headrace.bench.statistics import estimate
+from headrace.core.units import format_bytes
+
+_MARKS = {"better": "+", "worse": "!", "same": "", "unsure": "?"}
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """A line for each figure, then the verdict."""
+    rows = [["figure", "A", "B", "B / A", "95 % interval", ""]]
+    rows += [[*cells, ratio.verdict.value] for ratio in comparison.ratios for cells in [_cells(ratio)]]
+    lines = [f"A: {comparison.a}", f"B: {comparison.b}", "", *_aligned(rows)]
+    if any(ratio.low is None for ratio in comparison.ratios):
+        lines += ["", "measured once: there are no intervals; --num-runs 3 and more give them"]
+    return "\n".join([*lines, "", f"verdict: {comparison.verdict}"])
+
+
+def comparisons_with_first(reports: Sequence[ServingReport], threshold: float) -> list[Comparison]:
+    """Every other server against the first."""
+    first, *others = reports
+    figures = serving_figures(first)
+    return [
+        compare((first.server.name, other.server.name), figures, serving_figures(other), threshold) for other in others
+    ]
+
+
+def server_rows(reports: Sequence[ServingReport], threshold: float) -> list[list[str]]:
+    """A column for each server: means, and in brackets the ratio to the first, marked where it is beyond chance."""
+    comparisons = comparisons_with_first(reports, threshold)
+    rows = [["", *(report.server.name for report in reports)]]
+    for name, figure in serving_figures(reports[0]).items():
+        cells = [f"{estimate(figure.values).mean:.2f}"]
+        for comparison, report in zip(comparisons, reports[1:], strict=True):
+            cells.append(_against_first(name, comparison, report))
+        rows.append([f"{name} ({figure.unit})", *cells])
+    rows += _cost_rows(reports)
+    return rows
+
+
+def render_servers(reports: Sequence[ServingReport], threshold: float) -> str:
+    """The table, and how to read it."""
+    lines = _aligned(server_rows(reports, threshold))
+    first = reports[0].server.name
+    note = (
+        f"means over {len(reports[0].runs)} interleaved rounds; in brackets the ratio to {first}, "
+        f"+ better, ! worse, ? beyond {100 * threshold:g} % but not beyond chance"
+    )
+    return "\n".join([*lines, "", note])
+
+
+def _against_first(name: str, comparison: Comparison, report: ServingReport) -> str:
+    figure = serving_figures(report).get(name)
+    if figure is None:
+        return "-"
+    ratio = next((ratio for ratio in comparison.ratios if ratio.name == name), None)
+    mean = f"{estimate(figure.values).mean:.2f}"
+    return mean if ratio is None else f"{mean} ({ratio.ratio:.2f}{_MARKS[ratio.verdict.value]})"
+
+
+def _cost_rows(reports: Sequence[ServingReport]) -> list[list[str]]:
+    rows = []
+    if any(report.server.start_s is not None for report in reports):
+        starts = [report.server.start_s for report in reports]
+        rows.append(["start to ready (s)", *("-" if start is None else f"{start:.2f}" for start in starts)])
+    if any(report.server.install_bytes is not None for report in reports):
+        sizes = [report.server.install_bytes for report in reports]
+        rows.append(["install size", *("-" if size is None else format_bytes(size) for size in sizes)])
+    if any(report.server.version for report in reports):
+        rows.append(["version", *(report.server.version or "-" for report in reports)])
+    return rows
+
+
+def _cells(ratio: Ratio) -> list[str]:
+    interval = "-" if ratio.low is None or ratio.high is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
+    return [f"{ratio.name} ({ratio.unit})", f"{ratio.a:.2f}", f"{ratio.b:.2f}", f"{ratio.ratio:.3f}", interval]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Names on the left, everything else to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            f"{row[0]:<{widths[0]}}",
+            *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)),
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
