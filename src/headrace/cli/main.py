@@ -57,6 +57,12 @@ def _bench(argv: Sequence[str]) -> int:
     return bench.main(argv)
 
 
+def _schema(argv: Sequence[str]) -> int:
+    from headrace.cli import schema
+
+    return schema.main(argv)
+
+
 def _doctor(argv: Sequence[str]) -> int:
     from headrace.cli import doctor
 
@@ -85,6 +91,7 @@ VERBS = (
     Verb("models", "list, fetch, show and remove models", _models),
     Verb("compile", "pack, tune and check a model into a folder that starts fast", _compile),
     Verb("bench", "measure servers and engines, and compare what was measured", _bench),
+    Verb("schema", "check what of a JSON schema is enforced", _schema),
     Verb("doctor", "say what would run on this machine, and why", _doctor),
     Verb("version", "print versions", _version),
 )

@@ -13,11 +13,14 @@ from typing import NoReturn
 import llguidance
 import msgspec
 
-from headrace.core.constraint import Constraint, ConstraintKind
+from headrace.core.constraint import Constraint, ConstraintKind, Enforcement
 from headrace.core.errors import InvalidRequest
 from headrace.grammar.json_text import parse_json
 from headrace.grammar.limits import GrammarLimits
 from headrace.grammar.rules import check_rules, quoted
+from headrace.grammar.schema.findings import refusal
+from headrace.grammar.schema.keywords import Schema
+from headrace.grammar.schema.lowering import lower
 from headrace.grammar.whitespace import whitespace_options
 
 
@@ -43,21 +46,31 @@ def compile_constraint(constraint: Constraint, limits: GrammarLimits) -> Grammar
     return _COMPILERS[constraint.kind](constraint, limits)
 
 
-def _json_schema(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
-    schema = parse_json(constraint.source, limits.max_depth, "the schema")
+def read_schema(source: str, limits: GrammarLimits) -> Schema:
+    """A schema's text as a value. Raises ``InvalidRequest`` with line and column."""
+    schema = parse_json(source, limits.max_depth, "the schema")
     if not isinstance(schema, dict | bool):
         raise InvalidRequest(f"the schema must be an object, true or false; it is a {type(schema).__name__}")
-    return _json_text(schema, constraint)
+    return schema
+
+
+def json_grammar(lowered: Schema, whitespace_pattern: str | None) -> str:
+    """The library's grammar of a lowered schema, with the policy for blanks."""
+    options = whitespace_options(whitespace_pattern)
+    shown = {"allOf": [lowered]} if isinstance(lowered, bool) else lowered
+    return json.dumps({"grammars": [{"json_schema": {**shown, "x-guidance": options}}]})
+
+
+def _json_schema(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
+    lowered = lower(read_schema(constraint.source, limits), limits.max_properties)
+    if lowered.refused and constraint.enforcement is Enforcement.STRICT:
+        raise refusal(lowered.refused)
+    warnings = tuple(f"#{each.place} is not enforced: {each.note}" for each in lowered.refused)
+    return GrammarText(json_grammar(lowered.schema, constraint.whitespace_pattern), warnings)
 
 
 def _json_object(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
-    return _json_text({"type": "object"}, constraint)
-
-
-def _json_text(schema: dict[str, object] | bool, constraint: Constraint) -> GrammarText:
-    options = whitespace_options(constraint.whitespace_pattern)
-    shown = {"allOf": [schema]} if isinstance(schema, bool) else schema
-    return GrammarText(json.dumps({"grammars": [{"json_schema": {**shown, "x-guidance": options}}]}))
+    return GrammarText(json_grammar({"type": "object"}, constraint.whitespace_pattern))
 
 
 def _regex(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
