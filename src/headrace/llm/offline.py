@@ -145,8 +145,7 @@ class LLM:
         seams = [joined(prompt, continuation, self._loaded.tokenizer) for prompt, continuation in pairs]
         for number, (token_ids, start) in enumerate(seams):
             _check_scorable(number, len(token_ids), start)
-        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-        jobs = [_Job(EncodedPrompt(None, token_ids), params) for token_ids, _ in seams]
+        jobs = [_Job(EncodedPrompt(None, token_ids), _scoring_from(start)) for token_ids, start in seams]
         outputs = self._generate(jobs, terminal_progress() if use_tqdm else NullProgress())
         return [_score(output, start) for output, (_, start) in zip(outputs, seams, strict=True)]
 
@@ -269,12 +268,16 @@ def _check_scorable(number: int, num_tokens: int, start: int) -> None:
         )
 
 
+def _scoring_from(start: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, prompt_logprobs_start=start)
+
+
 def _score(output: GenerationOutput, start: int) -> ScoreOutput:
     """Read the continuation's log-probabilities off a finished prompt; its tokens begin at ``start``."""
     completion = output.outputs[0]
     if completion.error is not None:
         raise RequestFailed(completion.error)
-    positions = (output.prompt_logprobs or [])[start:]
+    positions = output.prompt_logprobs or []
     token_ids = output.prompt_token_ids[start:]
     chosen = [position[token_id] for position, token_id in zip(positions, token_ids, strict=True) if position]
     logprobs = [entry.logprob for entry in chosen]

@@ -74,11 +74,15 @@ class ChoiceScore:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scores of all choices in order, with the counts of the calls that were made for them."""
+    """Scores of all choices in order, with the counts of the calls that were made for them.
+
+    ``num_cached_before`` is what the call with the fewest found in the cache: tokens that were there before.
+    """
 
     choices: tuple[ChoiceScore, ...]
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    num_cached_before: int = 0
 
 
 class Backend(Protocol):

@@ -20,6 +20,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import InvalidRequest, RequestAborted
 from headrace.core.request import FinishReason, Request, RequestOutput
 from headrace.core.sampling import SamplingParams
+from headrace.core.service_level import DEFAULT_TERMS, ServiceTerms
 from headrace.engine.request_builder import RequestBuilder
 from headrace.program.backend import Call, Generated, OnText, Scores
 from headrace.program.document import Document
@@ -103,11 +104,21 @@ class DocumentEncoder:
         raise InvalidRequest("the program generates before it has any text; append some first")
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose calls these are: on what terms they are served, and what keeps their cached prefixes apart."""
+
+    terms: ServiceTerms = DEFAULT_TERMS
+    cache_salt: str = ""
+
+
+NOBODY = Owner()
+
+
 class EngineBackend:
     """Implements ``Backend`` over an ``EngineClient`` of the same event loop.
 
-    ``on_close`` closes what belongs to the backend, if anything does; the client is its owner's otherwise.
-    ``cache_salt`` keeps the program's cached prefixes apart from others'.
+    ``on_close`` closes what belongs to the backend, if anything does; the client is somebody else's otherwise.
     """
 
     def __init__(
@@ -116,15 +127,15 @@ class EngineBackend:
         encoder: DocumentEncoder,
         builder: RequestBuilder,
         clock: Clock,
+        owner: Owner = NOBODY,
         on_close: Callable[[], Awaitable[None]] | None = None,
-        cache_salt: str = "",
     ) -> None:
         self._client = client
+        self._owner = owner
         self._on_close = on_close
         self._encoder = encoder
         self._builder = builder
         self._clock = clock
-        self._cache_salt = cache_salt
         self._numbers = itertools.count()
         self._token = secrets.token_hex(6)
         self._scoring = asyncio.Semaphore(2 * client.info.max_num_seqs)
@@ -166,6 +177,7 @@ class EngineBackend:
             choices=read_scores(continuations, calls, [reply for reply, _ in outcomes]),
             num_prompt_tokens=sum(len(call.token_ids) for call in calls),
             num_cached_tokens=sum(num_cached for _, num_cached in outcomes),
+            num_cached_before=min(num_cached for _, num_cached in outcomes),
         )
 
     def transcript(self, document: Document) -> str:
@@ -189,7 +201,8 @@ class EngineBackend:
             token_ids,
             sampling,
             arrival_time=self._clock.now(),
-            cache_salt=self._cache_salt,
+            terms=self._owner.terms,
+            cache_salt=self._owner.cache_salt,
         )
 
     async def _score(self, call: ScoreCall, program_id: str) -> tuple[ScoreReply, int]:

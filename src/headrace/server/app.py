@@ -27,6 +27,7 @@ from headrace.core.client import EngineClient
 from headrace.core.clock import Clock, WallClock
 from headrace.core.config import ServeConfig
 from headrace.engine.request_builder import RequestBuilder
+from headrace.program.engine_backend import DocumentEncoder
 from headrace.server.access_log import App, RequestBoundary
 from headrace.server.auth import ApiKeyCheck
 from headrace.server.context import DrainSwitch, ServerContext, ServerMetrics, TokenizerFacts
@@ -68,6 +69,7 @@ def create_context(
     return ServerContext(
         client=client,
         prompts=PromptReader(tokenizer, chat, info.max_model_len),
+        documents=DocumentEncoder(tokenizer, chat),
         builder=RequestBuilder(info.max_model_len, info.vocab_size, tokenizer, config.seed),
         tokens=tokenizer,
         tokenizer_facts=TokenizerFacts(

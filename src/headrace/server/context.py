@@ -19,6 +19,7 @@ from headrace.core.clock import Clock
 from headrace.core.config import ServeConfig
 from headrace.core.errors import HeadraceError
 from headrace.engine.request_builder import RequestBuilder
+from headrace.program.engine_backend import DocumentEncoder
 from headrace.server.access_log import HttpCounters
 from headrace.server.errors import RESTART_RETRY_S, unavailable, unknown_model
 from headrace.server.logprobs import TokenView
@@ -67,6 +68,7 @@ class ServerContext:
 
     client: EngineClient
     prompts: PromptReader
+    documents: DocumentEncoder
     builder: RequestBuilder
     tokens: TokenView
     tokenizer_facts: TokenizerFacts

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.core.errors import InvalidRequest
-from headrace.server.chat_messages import TemplateMessage, template_messages
+from headrace.server.chat_messages import template_messages
 from headrace.server.protocol_chat import Message, TemplateValue
 from headrace.server.protocol_completions import Prompt
 
@@ -41,7 +41,7 @@ class ChatEncoder(Protocol):
 
     def encode_chat(
         self,
-        messages: Sequence[TemplateMessage],
+        messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool,
         continue_final_message: bool,

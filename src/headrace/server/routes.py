@@ -13,8 +13,15 @@ from headrace.server.access_log import App
 from headrace.server.chat import create_chat_completion
 from headrace.server.completions import create_completion
 from headrace.server.context import ServerContext
+from headrace.server.decisions import create_decision
 from headrace.server.protocol_chat import ChatRequest, ChatResponse
 from headrace.server.protocol_completions import CompletionRequest, CompletionResponse
+from headrace.server.protocol_decisions import (
+    DecisionRequest,
+    DecisionResponse,
+    SystemOneRequest,
+    SystemOneResponse,
+)
 from headrace.server.protocol_root import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -26,6 +33,15 @@ from headrace.server.protocol_root import (
     TokenizerInfo,
     Version,
 )
+from headrace.server.scoring import (
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+    create_rerank,
+    create_score,
+)
+from headrace.server.systemone import create_system_one
 
 Handler = Callable[[ServerContext, HttpRequest], Awaitable[App]]
 
@@ -44,6 +60,12 @@ class RouteSpec:
 ROUTES = (
     RouteSpec("/v1/completions", ("POST",), create_completion, CompletionRequest, CompletionResponse),
     RouteSpec("/v1/chat/completions", ("POST",), create_chat_completion, ChatRequest, ChatResponse),
+    RouteSpec("/v1/decisions", ("POST",), create_decision, DecisionRequest, DecisionResponse),
+    RouteSpec("/v1/systemone", ("POST",), create_system_one, SystemOneRequest, SystemOneResponse),
+    RouteSpec("/v1/score", ("POST",), create_score, ScoreRequest, ScoreResponse),
+    RouteSpec("/rerank", ("POST",), create_rerank, RerankRequest, RerankResponse),
+    RouteSpec("/v1/rerank", ("POST",), create_rerank, RerankRequest, RerankResponse),
+    RouteSpec("/v2/rerank", ("POST",), create_rerank, RerankRequest, RerankResponse),
     RouteSpec("/v1/models", ("GET",), root_routes.list_models, gives=ModelList),
     RouteSpec("/v1/models/{model:path}", ("GET",), root_routes.show_model, gives=ModelCard),
     RouteSpec("/tokenize", ("POST",), root_routes.tokenize, TokenizeRequest, TokenizeResponse),
