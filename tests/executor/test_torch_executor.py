@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.model_config import LayerConfig, ModelConfig
 from headrace.core.rope import RopeConfig
 from headrace.core.sampling import SamplingParams
-from headrace.core.step import PromptLogprobSpec, SampleSpec, ScheduledSequence, StepPlan, StepResult
+from headrace.core.step import PromptLogprobSpec, SampleSpec, ScheduledSequence, StepPlan, StepResult, TokenMask
 from headrace.executor.torch_executor import TorchExecutor, create_torch_executor, torch_dtype
 from headrace.model.config_parser import parse_model_config
 from headrace.model.kv_memory import PagedKVMemory
@@ -121,13 +121,23 @@ def test_a_step_in_which_nobody_samples_asks_for_no_logits() -> None:
     assert model.most_logit_rows == 0
 
 
+@dataclass(frozen=True)
+class ReadyMask:
+    """A mask that was computed already."""
+
+    rows: TokenMask
+
+    def wait(self) -> TokenMask:
+        return self.rows
+
+
 def test_mask_rows_belong_to_sampling_sequences_in_plan_order() -> None:
     executor, _ = _paper_executor()
     mask = np.zeros((2, 2), dtype=np.int32)
     mask[0, 0] = 1 << 6
     mask[1, 1] = 1 << 3
     plan = _plan(_item(1, [1]), _item(2, [1], samples=False), _item(3, [1]))
-    assert executor.execute(plan, mask).sampled_token_ids == [6, 35]
+    assert executor.execute(plan, ReadyMask(mask)).sampled_token_ids == [6, 35]
 
 
 def test_logprobs_are_named_by_sequence() -> None:
