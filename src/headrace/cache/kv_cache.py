@@ -137,9 +137,9 @@ class KVCacheManager:
 
         Returns False, and changes nothing, if there are too few blocks. Cost: O(blocks added).
         """
-        num_missing = self._num_missing_blocks(seq, num_tokens)
-        if num_missing <= 0:
+        if seq.num_computed_tokens + num_tokens <= len(seq.block_table) * self._block_size:
             return True
+        num_missing = self._num_missing_blocks(seq, num_tokens)
         assert seq.seq_id in self._holders, f"{seq} was not acquired"
         if num_missing > self.num_available_blocks:
             return False

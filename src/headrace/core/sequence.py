@@ -70,7 +70,8 @@ class Sequence:
     ``token_ids`` is prompt plus output. ``num_computed_tokens`` of them have their keys and values in
     ``block_table``. ``num_cached_tokens`` were found in the prefix cache when the sequence was first
     scheduled. ``prefix_node`` is the locked radix node under the sequence's shared blocks, which are the
-    first ``num_shared_blocks`` of the block table; the rest are private.
+    first ``num_shared_blocks`` of the block table; the rest are private. At ``length_limit`` tokens, set by the
+    scheduler, the sequence ends.
     ``num_prompt_logprobs`` counts the prompt positions already reported, or not asked for, so that a sequence
     recomputed after preemption reports none twice.
     """
@@ -82,6 +83,7 @@ class Sequence:
         "first_scheduled_time",
         "first_token_time",
         "index",
+        "length_limit",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
@@ -105,6 +107,7 @@ class Sequence:
         self.seed = sequence_seed(request.seed, index)
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        self.length_limit = self.num_prompt_tokens
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_shared_blocks = 0

@@ -50,7 +50,10 @@ def _priority(kv: KVCacheManager, limits: BatchLimits, meters: SchedulingMeters)
 
 def _slo(kv: KVCacheManager, limits: BatchLimits, meters: SchedulingMeters) -> _Built:
     policy = SloPolicy(
-        limits.max_num_batched_tokens, meters, lambda seq: kv.num_cached_tokens(seq, num_matchable_tokens(seq))
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        meters,
+        lambda seq: kv.num_cached_tokens(seq, num_matchable_tokens(seq)),
     )
     return policy, (policy,)
 

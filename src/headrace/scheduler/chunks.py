@@ -19,9 +19,14 @@ def scheduled_chunk(seq: Sequence, num_tokens: int) -> ScheduledSequence:
         token_ids=seq.token_ids[start:end],
         start=start,
         block_ids=seq.block_table.ids,
-        sample=_sample_spec(seq) if end == seq.num_tokens else None,
-        prompt_logprobs=_prompt_logprob_spec(seq, start, end),
+        sample=_sample_spec(seq) if end == len(seq.token_ids) else None,
+        prompt_logprobs=_prompt_logprob_spec(seq, start, end) if owes_prompt_logprobs(seq) else None,
     )
+
+
+def owes_prompt_logprobs(seq: Sequence) -> bool:
+    """Whether log-probabilities of prompt positions were asked for and are not all reported."""
+    return seq.request.sampling.prompt_logprobs is not None and seq.num_prompt_logprobs < seq.num_prompt_tokens
 
 
 def num_matchable_tokens(seq: Sequence) -> int:
@@ -30,7 +35,7 @@ def num_matchable_tokens(seq: Sequence) -> int:
     One token at least is computed, to have logits; prompt positions whose log-probabilities are still
     owed must be computed too.
     """
-    if seq.request.sampling.prompt_logprobs is None or seq.num_prompt_logprobs >= seq.num_prompt_tokens:
+    if not owes_prompt_logprobs(seq):
         return seq.num_tokens - 1
     return max(seq.num_prompt_logprobs - 1, 0)
 
@@ -38,13 +43,14 @@ def num_matchable_tokens(seq: Sequence) -> int:
 def _sample_spec(seq: Sequence) -> SampleSpec:
     request = seq.request
     sampling = request.sampling
+    num_tokens = len(seq.token_ids)
     suppressed: tuple[int, ...] = ()
-    if seq.num_output_tokens < sampling.min_tokens:
+    if num_tokens - seq.num_prompt_tokens < sampling.min_tokens:
         suppressed = tuple(sorted(seq.eos_token_ids.union(sampling.stop_token_ids)))
     return SampleSpec(
         params=sampling,
         seed=seq.seed,
-        position=seq.num_tokens,
+        position=num_tokens,
         token_ids=seq.token_ids if sampling.needs_history else (),
         num_prompt_tokens=seq.num_prompt_tokens,
         suppressed_token_ids=suppressed,
@@ -55,8 +61,7 @@ def _sample_spec(seq: Sequence) -> SampleSpec:
 def _prompt_logprob_spec(seq: Sequence, start: int, end: int) -> PromptLogprobSpec | None:
     """Prompt positions the chunk ``[start, end)`` makes known: its row ``p`` predicts token ``p + 1``."""
     num_top = seq.request.sampling.prompt_logprobs
-    if num_top is None:
-        return None
+    assert num_top is not None
     first = max(start + 1, seq.num_prompt_logprobs)
     last = min(end + 1, seq.num_prompt_tokens)
     if first >= last:
@@ -69,8 +74,7 @@ def _prompt_logprob_spec(seq: Sequence, start: int, end: int) -> PromptLogprobSp
 def take_prompt_logprobs(
     seq: Sequence, item: ScheduledSequence, result: StepResult
 ) -> tuple[TokenLogprobs | None, ...]:
-    if seq.request.sampling.prompt_logprobs is None or seq.num_prompt_logprobs >= seq.num_prompt_tokens:
-        return ()
+    """The prompt positions that became known with a chunk; noted as reported."""
     known: list[TokenLogprobs | None] = list(result.prompt_logprobs.get(item.seq_id, ()))
     if seq.num_prompt_logprobs == 0:
         known.insert(0, None)  # nothing precedes the first token

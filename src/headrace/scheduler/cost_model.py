@@ -22,6 +22,10 @@ KNEES: Final = (0, 4, 8, 16, 32, 64, 128, 256)
 MIN_OBSERVED: Final = 16
 """Steps after which a model that was told nothing is believed."""
 
+NUM_LEARNED_FROM: Final = 256
+LEARN_EVERY: Final = 4
+"""After ``NUM_LEARNED_FROM`` steps only every fourth teaches: by then it is drift that is followed."""
+
 _FORGETTING: Final = 0.998
 _MIN_SECONDS: Final = 1e-6
 _OUTLIER: Final = 4.0
@@ -174,8 +178,9 @@ class StepCostModel:
         trust = 1.0
         if self.num_observed > 64 and seconds > _OUTLIER * predicted > 0:
             trust = (predicted / seconds) ** 2
-        self._fit(features, seconds, trust)
-        self._choose()
+        if self.num_observed <= NUM_LEARNED_FROM or self.num_observed % LEARN_EVERY == 0:
+            self._fit(features, seconds, trust)
+            self._choose()
 
     def _note_error(self, error: float) -> None:
         """Move the running median a step towards ``error`` (Robbins-Monro on the sign of the difference)."""

@@ -19,6 +19,7 @@ class SchedulingMeters(SchedulerListener):
         self.costs = StepCostModel() if costs is None else costs
         self.transfers = TransferCosts()
         self.counters = ServiceCounters()
+        self.last_step = StepFeatures(0, 0, 0, 0)
 
     def on_queued(self, seq: Sequence) -> None:
         self.counters.enter(seq)
@@ -28,7 +29,8 @@ class SchedulingMeters(SchedulerListener):
             self.counters.charge_admission(seq)
 
     def on_step(self, plan: StepPlan, result: StepResult, running: Mapping[int, Sequence], now: float) -> None:
-        self.costs.observe(StepFeatures.of(plan), result.elapsed_s - result.transfer_s)
+        self.last_step = StepFeatures.of(plan)
+        self.costs.observe(self.last_step, result.elapsed_s - result.transfer_s)
         self.transfers.observe(plan, result)
         self.counters.charge_step(plan, running)
         self.counters.refresh(now)

@@ -21,7 +21,7 @@ from headrace.core.errors import HeadraceError
 from headrace.core.request import FinishReason, TokenLogprobs
 from headrace.core.sequence import Sequence, SequenceStatus
 from headrace.core.step import StepPlan, StepResult
-from headrace.scheduler.chunks import num_matchable_tokens, scheduled_chunk, take_prompt_logprobs
+from headrace.scheduler.chunks import num_matchable_tokens, owes_prompt_logprobs, scheduled_chunk, take_prompt_logprobs
 from headrace.scheduler.deadlines import Deadlines
 from headrace.scheduler.meters import SchedulingMeters
 from headrace.scheduler.policy import NO_LIMIT, SchedulerListener, SchedulingPolicy
@@ -112,7 +112,8 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence. Its longest possible form must fit the pool: see ``max_num_tokens``."""
-        assert self._kv.fits(max_num_tokens(seq, self._limits.max_model_len))
+        seq.length_limit = max_num_tokens(seq, self._limits.max_model_len)
+        assert self._kv.fits(seq.length_limit)
         for listener in self._listeners:
             listener.on_queued(seq)
         self._waiting.push(seq)
@@ -170,8 +171,8 @@ class Scheduler:
     def _continue(self, seq: Sequence, draft: _StepDraft) -> None:
         if draft.budget <= 0 or seq.status is not SequenceStatus.RUNNING:
             return  # the latter: preempted for one that came before it
-        num_tokens = min(seq.num_pending_tokens, draft.budget)
-        if self._make_room(seq, num_tokens, draft):
+        num_tokens = min(len(seq.token_ids) - seq.num_computed_tokens, draft.budget)
+        if self._kv.extend(seq, num_tokens) or self._make_room(seq, num_tokens, draft):
             draft.give(seq, num_tokens)
 
     def _make_room(self, seq: Sequence, num_tokens: int, draft: _StepDraft) -> bool:
@@ -279,7 +280,7 @@ class Scheduler:
                 continue
             seq.num_computed_tokens = item.end
             self._kv.commit(seq)
-            prompt_logprobs = take_prompt_logprobs(seq, item, result)
+            prompt_logprobs = take_prompt_logprobs(seq, item, result) if owes_prompt_logprobs(seq) else ()
             if token_id is not None:
                 self._append(seq, token_id, now)
             if token_id is not None or prompt_logprobs:
@@ -297,15 +298,16 @@ class Scheduler:
         return updates
 
     def _append(self, seq: Sequence, token_id: int, now: float) -> None:
-        if seq.num_output_tokens == 0:
+        token_ids = seq.token_ids
+        if len(token_ids) == seq.num_prompt_tokens:
             seq.first_token_time = now
-        seq.token_ids.append(token_id)
+        token_ids.append(token_id)
         sampling = seq.request.sampling
         if token_id in sampling.stop_token_ids:
             self.finish(seq, FinishReason.STOP, token_id)
         elif token_id in seq.eos_token_ids and not sampling.ignore_eos:
             self.finish(seq, FinishReason.STOP)
-        elif seq.num_tokens >= max_num_tokens(seq, self._limits.max_model_len):
+        elif len(token_ids) >= seq.length_limit:
             self.finish(seq, FinishReason.LENGTH)
 
 

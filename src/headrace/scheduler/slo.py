@@ -45,8 +45,16 @@ class SloPolicy(SchedulerListener):
     order of arrival, within ``max_num_batched_tokens`` per step, as by ``FcfsPolicy``.
     """
 
-    def __init__(self, max_num_batched_tokens: int, meters: SchedulingMeters, num_cached_tokens: CachedTokens) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        meters: SchedulingMeters,
+        num_cached_tokens: CachedTokens,
+    ) -> None:
+        self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._meters = meters
         self._costs = meters.costs
         self._counters = meters.counters
         self._rate = PrefillRate()
@@ -81,7 +89,8 @@ class SloPolicy(SchedulerListener):
         chunks.sort(key=_due)
         self._chunks = chunks
         budget = StepBudget(costs, load, self._max_num_batched_tokens)
-        num_prefill = self._num_prefill_tokens(budget, load, now)
+        has_prompts = bool(chunks) or (len(self._line) > 0 and len(running) < self._max_num_seqs)
+        num_prefill = self._num_prefill_tokens(budget, load, now) if has_prompts else 0
         self._steady_rate = budget.steady_rate()
         self._budget = len(load.streams) + num_prefill
         return StepShape(self._budget, load.streams, chunks, budget.max_starts())
@@ -136,9 +145,8 @@ class SloPolicy(SchedulerListener):
         self._reserve.on_step()
         if not self._costs.is_known:
             return
-        num_tokens = plan.num_tokens
-        num_new = num_tokens - sum(len(item.token_ids) == 1 for item in plan.scheduled)
-        is_full = num_new > 0 and num_tokens >= self._budget
+        num_new = self._meters.last_step.num_new_tokens
+        is_full = num_new > 0 and self._meters.last_step.num_tokens >= self._budget
         self._rate.observe(num_new / result.elapsed_s if is_full and result.elapsed_s > 0 else self._steady_rate)
 
     def on_preempted(self, seq: Sequence, now: float) -> None:

@@ -68,10 +68,11 @@ def batch_load(running: Iterable[Sequence], now: float, min_tpot_s: float) -> Ba
         num_output = num_tokens - seq.num_prompt_tokens
         if tpot_s < math.inf and num_output > 0:
             tpot_s = max(tpot_s, min_tpot_s)
-            credit = seq.first_token_time + PACE * tpot_s * num_output - now
             tightest = min(tightest, tpot_s)
+            credit = seq.first_token_time + PACE * tpot_s * num_output - now
             credit_s = min(credit_s, credit)
-            lag = max(lag, -credit / tpot_s)
+            if credit < -lag * tpot_s:
+                lag = -credit / tpot_s
     return BatchLoad(streams, chunks, context, tightest, credit_s, lag)
 
 
