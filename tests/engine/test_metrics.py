@@ -31,6 +31,8 @@ STATS = StepStats(
     prefix_hit_tokens=250,
     num_preemptions=2,
     num_evicted_blocks=7,
+    jain_index=0.75,
+    step_cost_error=0.04,
 )
 
 
@@ -73,6 +75,8 @@ def test_a_step_sets_gauges_and_adds_to_counters() -> None:
     assert value(metrics, "headrace_prefix_cache_query_tokens_total") == 1000
     assert value(metrics, "headrace_prefix_cache_hit_tokens_total") == 250
     assert value(metrics, "headrace_preemptions_total") == 2
+    assert value(metrics, "headrace_tenant_fairness_jain_index") == 0.75
+    assert value(metrics, "headrace_step_cost_error_ratio") == 0.04
     assert value(metrics, "headrace_kv_cache_evicted_blocks_total") == 7
     assert value(metrics, "headrace_iteration_tokens_sum") == 40
     assert value(metrics, "headrace_step_duration_seconds_sum") == 0.02
@@ -148,6 +152,21 @@ def test_every_sequence_ends_in_exactly_one_counter() -> None:
     meter.fail()
     meter.abort()
     assert value(metrics, "headrace_requests_failed_total") == 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "labels"),
+    [
+        ("DeadlineExceeded", "headrace_requests_expired_total", {}),
+        ("Overloaded", "headrace_requests_rejected_total", {"reason": "overloaded"}),
+        ("InvalidRequest", "headrace_requests_rejected_total", {"reason": "invalid_request"}),
+        ("RequestFailed", "headrace_requests_failed_total", {}),
+    ],
+)
+def test_an_error_counts_where_it_belongs(kind: str, name: str, labels: dict[str, str]) -> None:
+    metrics = Metrics("m")
+    metrics.open_meter(make_request("r")).observe(delta(0, 0, FinishReason.ERROR, error=OutputError(kind, "")), 1.0)
+    assert value(metrics, name, **labels) == 1
 
 
 def test_aborted_and_failed_sequences_are_left_out_of_the_histograms_of_finished_ones() -> None:

@@ -57,7 +57,11 @@ class TierUse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
-    """The engine's state after a step, with counters that only grow since the engine started."""
+    """The engine's state after a step, with counters that only grow since the engine started.
+
+    ``jain_index`` says how evenly tenants were served of late, ``step_cost_error`` by how much the cost model
+    misses the duration of a step, as the median of relative errors.
+    """
 
     num_running: int
     num_waiting: int
@@ -73,6 +77,8 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     num_evicted_blocks: int
     prefix_restored_tokens: int = 0
     tiers: TierUse | None = None
+    jain_index: float = 1.0
+    step_cost_error: float = 0.0
 
 
 class EngineClient(Protocol):

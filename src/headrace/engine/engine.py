@@ -163,6 +163,8 @@ class Engine:
             prefix_hit_tokens=kv.stats.hit_tokens,
             num_preemptions=self._scheduler.num_preemptions,
             num_evicted_blocks=kv.stats.evicted_blocks,
+            jain_index=self._scheduler.meters.counters.jain_index,
+            step_cost_error=self._scheduler.meters.costs.median_error,
             prefix_restored_tokens=kv.stats.restored_tokens,
             tiers=None if kv.tiers.is_off else kv.tiers.use(),
         )

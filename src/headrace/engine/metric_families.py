@@ -6,9 +6,10 @@ from closed sets only, so the number of series does not grow with traffic.
 
 What counts as one: gauges and terminal counters count sequences (a request with ``n=4`` is four), because
 that is what holds memory and ends on its own. Every sequence that was taken in ends in exactly one of
-``request_success``, ``requests_aborted`` and ``requests_failed``; a request that was never taken in counts
-once in ``requests_rejected``. The histograms of finished sequences leave out aborted and failed ones; time
-to first token and inter-token latency are observed as tokens come, whatever becomes of the request later.
+``request_success``, ``requests_aborted``, ``requests_expired`` and ``requests_failed``; a request that was never
+taken in, or refused while it waited, counts once in ``requests_rejected``. The histograms of finished sequences
+leave out aborted and failed ones; time to first token and inter-token latency are observed as tokens come,
+whatever becomes of the request later.
 """
 
 from __future__ import annotations
@@ -60,6 +61,12 @@ class MetricFamilies:
         self.waiting = self._gauge("num_requests_waiting", "Sequences waiting to be scheduled")
         self.kv_usage = self._gauge("kv_cache_usage_ratio", "Share of KV blocks held by running sequences, 0 to 1")
         self.kv_blocks = self._gauge("kv_cache_blocks", "KV blocks by state; their sum is the pool", "state")
+        self.jain_index = self._gauge(
+            "tenant_fairness_jain_index", "Jain's index of the tenants' weighted service of late, 1/tenants to 1"
+        )
+        self.step_cost_error = self._gauge(
+            "step_cost_error_ratio", "Median error of foretold step durations, relative to the measured ones"
+        )
         self.cache_config = self._gauge(
             "cache_config_info", "KV cache geometry; the value is always 1", "block_size", "num_blocks", "dtype"
         )
@@ -80,6 +87,7 @@ class MetricFamilies:
         self.aborted = self._counter("requests_aborted", "Sequences ended by their client before they finished")
         self.failed = self._counter("requests_failed", "Sequences that ended in an error of the engine")
         self.rejected = self._counter("requests_rejected", "Requests refused before any work was done", "reason")
+        self.expired = self._counter("requests_expired", "Sequences ended because their own time was up")
         self.resumed = self._counter("requests_resumed", "Times a request carried on in the engine after its own")
         self.quarantined = self._counter("requests_quarantined", "Requests ended because the engine died of them twice")
         self.restarts = self._counter("engine_restarts", "Times the engine process was started again")

@@ -16,8 +16,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from headrace.core.client import EngineInfo, StepStats
-from headrace.core.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded
-from headrace.core.request import FinishReason, Request, RequestOutput, RequestTimes
+from headrace.core.errors import DeadlineExceeded, EngineDead, HeadraceError, InvalidRequest, Overloaded
+from headrace.core.request import FinishReason, OutputError, Request, RequestOutput, RequestTimes
 from headrace.engine.metric_families import MetricFamilies
 from headrace.engine.metrics_compat import VllmNames
 
@@ -110,6 +110,8 @@ class Metrics:
         families.running.set(stats.num_running)
         families.waiting.set(stats.num_waiting)
         self._set_blocks(stats.num_free_blocks, stats.num_cached_blocks, stats.num_blocks)
+        families.jain_index.set(stats.jain_index)
+        families.step_cost_error.set(stats.step_cost_error)
         if stats.num_step_tokens > 0:
             families.iteration_tokens.observe(stats.num_step_tokens)
             families.step_time.observe(stats.step_s)
@@ -205,8 +207,7 @@ class RequestMeter:
         if reason is FinishReason.ABORT:
             families.aborted.inc()
         elif reason is FinishReason.ERROR:
-            is_refusal = output.error is not None and output.error.kind == InvalidRequest.__name__
-            (families.rejected.labels("invalid_request") if is_refusal else families.failed).inc()
+            _error_counter(families, output.error).inc()
         elif reason is not None:
             self._success[reason].inc()
             families.e2e.observe(now - self._request.arrival_time)
@@ -256,3 +257,16 @@ def _observe_span(observe: Callable[[float], None], start: float, end: float) ->
     span_s = end - start
     if not math.isnan(span_s):
         observe(span_s)
+
+
+def _error_counter(families: MetricFamilies, error: OutputError | None) -> Counter:
+    """Where a sequence that ended in an error counts: not every one is the engine's."""
+    match None if error is None else error.kind:
+        case InvalidRequest.__name__:
+            return families.rejected.labels("invalid_request")
+        case Overloaded.__name__:
+            return families.rejected.labels("overloaded")
+        case DeadlineExceeded.__name__:
+            return families.expired
+        case _:
+            return families.failed
