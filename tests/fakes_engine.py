@@ -15,6 +15,7 @@ from headrace.core.client import EngineInfo, StepStats
 from headrace.core.errors import InvalidRequest, Overloaded
 from headrace.core.request import FinishReason, Request, RequestOutput, RequestTimes, SequenceProgress, Usage
 from headrace.core.sampling import SamplingParams
+from headrace.core.timeline import SequenceTimeline
 
 INVALID, OVERLOAD, SUBMIT_BUG, STEP_BUG, STEP_HANG = 900, 901, 902, 903, 904
 """First prompt tokens that ask for: two refusals, an exception in submit, one in step, a step of a minute."""
@@ -63,6 +64,22 @@ def expected_text(request: Request, index: int = 0) -> str:
     return "".join(f"{token} " for token in expected_tokens(request, index))
 
 
+def a_timeline(request_id: str) -> SequenceTimeline:
+    return SequenceTimeline(
+        request_id=request_id,
+        index=0,
+        tenant="",
+        service_class="default",
+        state="waiting",
+        age_s=1.0,
+        num_prompt_tokens=3,
+        num_output_tokens=0,
+        num_waiting=2,
+        num_running=1,
+        seconds={"queue": 1.0},
+    )
+
+
 @dataclass
 class FakeEngine:
     """Obeys the engine's contract: exactly one last output per sequence, abort included."""
@@ -104,6 +121,10 @@ class FakeEngine:
             num_tokens = self._running.pop(key)
             self._ended.append(self._output(key, num_tokens, (), FinishReason.ABORT))
         self._requests.pop(request_id, None)
+
+    def timeline(self, request_id: str) -> list[SequenceTimeline]:
+        """Says of any running request that it has waited a second, and of no other anything."""
+        return [a_timeline(request_id)] if request_id in self._requests else []
 
     def step(self) -> list[RequestOutput]:
         outputs, self._ended = self._ended, []

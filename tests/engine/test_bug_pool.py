@@ -15,6 +15,7 @@ from headrace.core.errors import EngineDead, InvalidRequest, Overloaded
 from headrace.core.request import FinishReason, RequestOutput
 from headrace.core.sequence import Sequence, SequenceStatus
 from headrace.core.step import PendingMask, StepPlan, StepResult
+from headrace.core.timeline import SequenceTimeline
 from headrace.engine.loop import EngineLoop
 from tests.engine.conditions import PATIENCE_S
 from tests.engine.house import EOS, VOCAB_SIZE, House, joined
@@ -49,6 +50,9 @@ class Heard:
 
     def on_refused(self, request_id: str, error: InvalidRequest | Overloaded) -> None:
         raise AssertionError(f"{request_id} was refused: {error}")
+
+    def on_timeline(self, question_id: int, sequences: list[SequenceTimeline]) -> None:
+        raise AssertionError(f"nobody asked question {question_id}")
 
     def on_death(self, error: EngineDead) -> None:
         self.death = error

@@ -19,6 +19,7 @@ from tests.fakes_engine import (
     STEP_BUG,
     SUBMIT_BUG,
     FakeEngine,
+    a_timeline,
     expected_text,
     expected_tokens,
     make_request,
@@ -179,3 +180,24 @@ def test_a_client_that_was_never_started_refuses_and_closes_its_engine() -> None
         assert engine.is_closed
 
     asyncio.run(main())
+
+
+def test_a_question_is_answered_between_steps() -> None:
+    async def body(client: InProcessClient) -> None:
+        stream = client.generate(make_request("r", max_tokens=100_000))
+        await anext(stream)
+        assert await client.timeline("r") == [a_timeline("r")]
+        assert await client.timeline("nobody") == []
+        await stream.aclose()
+
+    run(body)
+
+
+def test_a_question_to_an_engine_that_dies_is_an_error() -> None:
+    async def body(client: InProcessClient) -> None:
+        with pytest.raises(EngineDead):
+            await collect(client, make_request(prompt=(STEP_BUG,)))
+        with pytest.raises(EngineDead):
+            await client.timeline("r")
+
+    run(body)

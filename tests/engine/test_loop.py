@@ -8,6 +8,7 @@ import pytest
 from headrace.core.client import StepStats
 from headrace.core.errors import EngineDead, InvalidRequest, Overloaded
 from headrace.core.request import FinishReason, RequestOutput
+from headrace.core.timeline import SequenceTimeline
 from headrace.engine.loop import EngineLoop
 from tests.engine.conditions import PATIENCE_S, eventually_sync
 from tests.fakes import ManualClock
@@ -21,6 +22,7 @@ class Ear:
         self.steps: queue.Queue[tuple[list[RequestOutput], StepStats]] = queue.Queue()
         self.refusals: queue.Queue[tuple[str, Exception]] = queue.Queue()
         self.deaths: queue.Queue[EngineDead] = queue.Queue()
+        self.answers: queue.Queue[tuple[int, list[SequenceTimeline]]] = queue.Queue()
         self.threads: set[str] = set()
 
     def on_outputs(self, outputs: list[RequestOutput], stats: StepStats) -> None:
@@ -29,6 +31,9 @@ class Ear:
 
     def on_refused(self, request_id: str, error: InvalidRequest | Overloaded) -> None:
         self.refusals.put((request_id, error))
+
+    def on_timeline(self, question_id: int, sequences: list[SequenceTimeline]) -> None:
+        self.answers.put((question_id, sequences))
 
     def on_death(self, error: EngineDead) -> None:
         self.deaths.put(error)

@@ -15,7 +15,16 @@ from headrace.core.request import FinishReason, RequestOutput
 from headrace.engine.supervisor import SupervisorLimits
 from tests.engine.conditions import eventually, is_running
 from tests.engine.supervised import collect, new_supervisor, pid_of, supervised
-from tests.fakes_engine import INFO, INVALID, OVERLOAD, SUBMIT_BUG, expected_text, expected_tokens, make_request
+from tests.fakes_engine import (
+    INFO,
+    INVALID,
+    OVERLOAD,
+    SUBMIT_BUG,
+    a_timeline,
+    expected_text,
+    expected_tokens,
+    make_request,
+)
 
 
 class ShownProgress:
@@ -281,3 +290,28 @@ def test_a_supervisor_works_on_uvloop_too() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+def test_a_timeline_comes_across_the_process_boundary() -> None:
+    async def main() -> None:
+        async with supervised() as supervisor:
+            stream = supervisor.generate(make_request("r", max_tokens=100_000))
+            await anext(stream)
+            answers = await asyncio.gather(supervisor.timeline("r"), supervisor.timeline("nobody"))
+            assert answers == [[a_timeline("r")], []]
+            await stream.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_question_to_an_engine_that_is_killed_raises() -> None:
+    async def main() -> None:
+        async with supervised() as supervisor:
+            os.kill(pid_of(supervisor), signal.SIGSTOP)
+            asking = asyncio.create_task(supervisor.timeline("r"))
+            await asyncio.sleep(0)
+            os.kill(pid_of(supervisor), signal.SIGKILL)
+            with pytest.raises(EngineDead):
+                await asking
+
+    asyncio.run(main())

@@ -22,6 +22,7 @@ from headrace.core.request import (
     TokenLogprobs,
     Usage,
 )
+from headrace.core.timeline import SequenceTimeline
 from headrace.engine.chat_messages import MessageStyle, template_messages
 from headrace.engine.detokenizer import ByteDetokenizer
 from headrace.engine.stop_matcher import StopStrings
@@ -142,6 +143,7 @@ class ScriptedClient:
     seen: list[Request] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     dies: bool = False
+    timelines: dict[str, list[SequenceTimeline]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._gate = asyncio.Event()
@@ -171,6 +173,9 @@ class ScriptedClient:
         self.hold_at = None
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._gate.set)
+
+    async def timeline(self, request_id: str) -> list[SequenceTimeline]:
+        return self.timelines.get(request_id, [])
 
     async def abort(self, request_id: str) -> None:
         if self.live.pop(request_id, None) is not None:

@@ -63,6 +63,12 @@ def _schema(argv: Sequence[str]) -> int:
     return schema.main(argv)
 
 
+def _why(argv: Sequence[str]) -> int:
+    from headrace.cli import why
+
+    return why.main(argv)
+
+
 def _doctor(argv: Sequence[str]) -> int:
     from headrace.cli import doctor
 
@@ -92,6 +98,7 @@ VERBS = (
     Verb("compile", "pack, tune and check a model into a folder that starts fast", _compile),
     Verb("bench", "measure servers and engines, and compare what was measured", _bench),
     Verb("schema", "check what of a JSON schema is enforced", _schema),
+    Verb("why", "say where the time of a request went", _why),
     Verb("doctor", "say what would run on this machine, and why", _doctor),
     Verb("version", "print versions", _version),
 )

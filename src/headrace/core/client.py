@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from headrace.core.request import Request, RequestOutput
+from headrace.core.timeline import SequenceTimeline
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,4 +101,15 @@ class EngineClient(Protocol):
 
     async def abort(self, request_id: str) -> None:
         """End a request; unknown or finished ids are ignored."""
+        ...
+
+
+class ExplainingClient(EngineClient, Protocol):
+    """An ``EngineClient`` that also tells where the time of its requests went."""
+
+    async def timeline(self, request_id: str) -> list[SequenceTimeline]:
+        """Where the time of a request's sequences went, of a running or a recent one; empty if it is not known.
+
+        Raises ``EngineDead`` when there is no engine to ask.
+        """
         ...

@@ -124,6 +124,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 256
 
+    enable_timelines: Annotated[
+        bool, _meta("scheduler", "record where the time of each request goes, for headrace why and x-headrace-timing")
+    ] = True
+
     block_size: Annotated[
         int, _meta("cache", "tokens per KV block", aliases=("page-size", "tokens-per-block"), ge=1, le=1024)
     ] = 16

@@ -102,13 +102,18 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Moments in a sequence's life, seconds on the engine's clock; sent once, with its last output."""
+    """Moments in a sequence's life, seconds on the engine's clock; sent with its first token and with its last output.
+
+    What has not happened is NaN. ``preempted_s`` went into waiting and computing again after preemptions, if the
+    engine records that.
+    """
 
     arrival: float
     first_scheduled: float
     first_token: float
     finished: float
     num_preemptions: int = 0
+    preempted_s: float = 0.0
 
 
 class OutputError(msgspec.Struct, frozen=True, array_like=True):

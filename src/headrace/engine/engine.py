@@ -8,7 +8,6 @@ thread-safe and has no thread: whoever drives it (engine thread, offline caller,
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -28,9 +27,12 @@ from headrace.core.request import (
 from headrace.core.sampling import SamplingParams
 from headrace.core.sequence import Sequence
 from headrace.core.step import Executor, StepPlan
+from headrace.core.timeline import SequenceTimeline
 from headrace.engine.constraints import Constraints, GrammarSource
+from headrace.engine.idle_audit import IdleAudit
 from headrace.engine.sequence_outputs import News, delta_output, last_output
 from headrace.engine.text_stream import TextStream
+from headrace.engine.timeline import NoTimelines, TimelineRecorder, Timelines
 from headrace.scheduler.scheduler import Scheduler, SequenceUpdate, max_num_tokens
 
 logger = logging.getLogger(__name__)
@@ -40,9 +42,6 @@ MAX_CONSECUTIVE_FAILED_STEPS = 3
 
 GRAMMAR_WAIT_S = 0.005
 """How long a step that has nothing to compute waits for a grammar before it looks at the inbox again."""
-
-CHECK_INTERVAL_S = 10.0
-"""How often at most an idle engine checks its books: on a large pool that takes tens of milliseconds."""
 
 
 class TextSource(Protocol):
@@ -94,7 +93,18 @@ class Engine:
         self._ended: list[RequestOutput] = []
         self._num_failed_steps = 0
         self._last_step = (0, 0, 0.0)
-        self._next_check_time = -math.inf
+        self._books = IdleAudit(kv)
+        self._timelines: Timelines = NoTimelines()
+
+    def record_timelines(self) -> None:
+        """Keep a timeline of every request from now on, for ``timeline`` to tell."""
+        recorder = TimelineRecorder(self._clock, self._kv.block_size)
+        self._scheduler.listen(recorder)
+        self._timelines = recorder
+
+    def timeline(self, request_id: str) -> list[SequenceTimeline]:
+        """Where the time of a request went; nothing if it is not known, not any more, or nothing is recorded."""
+        return self._timelines.find(request_id)
 
     @property
     def has_work(self) -> bool:
@@ -144,7 +154,7 @@ class Engine:
         elif not outputs and self._constraints.num_waiting:
             self._constraints.wait(GRAMMAR_WAIT_S)
         if not self._scheduler.has_work:
-            self._check_conservation(self._clock.now())
+            self._books.check(self._clock.now())
         return outputs
 
     def stats(self) -> StepStats:
@@ -286,7 +296,7 @@ class Engine:
     def _last_output(self, live: _Live, news: News) -> RequestOutput:
         """Report a finished sequence and forget it."""
         self._forget(live.seq)
-        return last_output(live.seq, news, self._clock.now())
+        return last_output(live.seq, news, self._clock.now(), self._timelines.preempted_s(live.seq.seq_id))
 
     def _forget(self, seq: Sequence) -> None:
         del self._live[seq.seq_id]
@@ -295,14 +305,3 @@ class Engine:
         siblings.remove(seq.seq_id)
         if not siblings:
             del self._seq_ids[seq.request.request_id]
-
-    def _check_conservation(self, now: float) -> None:
-        """With nothing running every block is free or cached; say so if not, and mend it."""
-        if now < self._next_check_time:
-            return
-        self._next_check_time = now + CHECK_INTERVAL_S
-        violations = self._kv.check()
-        if violations:
-            logger.error("KV blocks lost or shared while idle: %s", "; ".join(violations))
-            for repair in self._kv.heal([]):
-                logger.error("KV cache repaired: %s", repair)

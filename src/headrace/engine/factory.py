@@ -114,7 +114,10 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     scheduler.meters.transfers.assume(sizes.block_bytes)
     info = _info(config, model, backend, sizes, tokenizer, stages.times_s)
     grammars = TokenizerGrammars(tokenizer, model.vocab_size, info.eos_token_ids, _mask_threads(config))
-    return Engine(scheduler, kv, executor, TokenizerTexts(tokenizer, grammars), WallClock(), info)
+    engine = Engine(scheduler, kv, executor, TokenizerTexts(tokenizer, grammars), WallClock(), info)
+    if config.enable_timelines:
+        engine.record_timelines()
+    return engine
 
 
 def open_model(path: Path) -> FoundModel:

@@ -13,14 +13,15 @@ from headrace.core.client import EngineInfo, StepStats
 from headrace.core.clock import Clock, WallClock
 from headrace.core.errors import EngineDead, InvalidRequest, Overloaded
 from headrace.core.request import Request, RequestOutput
+from headrace.core.timeline import SequenceTimeline
 from headrace.engine.loop import DrivenEngine, EngineLoop
-from headrace.engine.messages import Abort, Submit
+from headrace.engine.messages import Abort, AskTimeline, Submit
 from headrace.engine.metrics import Metrics
 from headrace.engine.streams import StreamTable
 
 
 class InProcessClient:
-    """An ``EngineClient`` over an engine driven by its own thread. Takes over the engine and closes it.
+    """An ``ExplainingClient`` over an engine driven by its own thread. Takes over the engine and closes it.
 
     ``start`` binds it to the running event loop; everything but ``info`` and ``is_ready`` belongs there.
     """
@@ -57,6 +58,10 @@ class InProcessClient:
         """End a request; its stream gets one output with ``FinishReason.ABORT`` per open sequence."""
         self._send(Abort(request_id))
 
+    async def timeline(self, request_id: str) -> list[SequenceTimeline]:
+        """See ``ExplainingClient.timeline``."""
+        return await self._streams.questions.ask_timeline(request_id, self._send)
+
     async def close(self) -> None:
         """End the engine after its current step; open streams raise ``EngineDead``."""
         self._is_ready = False
@@ -64,7 +69,7 @@ class InProcessClient:
         await asyncio.to_thread(self._loop.close)
         self._metrics.engine_lost()
 
-    def _send(self, message: Submit | Abort) -> None:
+    def _send(self, message: Submit | Abort | AskTimeline) -> None:
         match message:
             case Submit(request):
                 if not self._is_ready:
@@ -72,6 +77,10 @@ class InProcessClient:
                 self._loop.submit(request)
             case Abort(request_id):
                 self._loop.abort(request_id)
+            case AskTimeline(question_id, request_id):
+                if not self._is_ready:
+                    raise EngineDead("the engine is not running")
+                self._loop.ask_timeline(question_id, request_id)
 
     # LoopListener, on the engine thread
 
@@ -80,6 +89,9 @@ class InProcessClient:
 
     def on_refused(self, request_id: str, error: InvalidRequest | Overloaded) -> None:
         self._call_soon(lambda: self._streams.refuse(request_id, error))
+
+    def on_timeline(self, question_id: int, sequences: list[SequenceTimeline]) -> None:
+        self._call_soon(lambda: self._streams.questions.answer(question_id, sequences))
 
     def on_death(self, error: EngineDead) -> None:
         self._call_soon(lambda: self._take_death(error))

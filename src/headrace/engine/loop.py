@@ -18,11 +18,12 @@ from headrace.core.client import EngineInfo, StepStats
 from headrace.core.clock import Clock, WallClock
 from headrace.core.errors import EngineDead, InvalidRequest, Overloaded
 from headrace.core.request import OutputError, Request, RequestOutput, SequenceProgress, refused_outputs
-from headrace.engine.messages import Abort, Resume, Shutdown, Submit
+from headrace.core.timeline import SequenceTimeline
+from headrace.engine.messages import Abort, AskTimeline, Resume, Shutdown, Submit
 
 logger = logging.getLogger(__name__)
 
-_Message = Submit | Resume | Abort | Shutdown
+_Message = Submit | Resume | Abort | AskTimeline | Shutdown
 
 
 class SteppedEngine(Protocol):
@@ -48,6 +49,8 @@ class DrivenEngine(SteppedEngine, Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
+    def timeline(self, request_id: str) -> list[SequenceTimeline]: ...
+
     def close(self) -> None: ...
 
 
@@ -60,6 +63,10 @@ class LoopListener(Protocol):
         """The engine did not take the request; no output of it will come."""
         ...
 
+    def on_timeline(self, question_id: int, sequences: list[SequenceTimeline]) -> None:
+        """The answer to a question."""
+        ...
+
     def on_death(self, error: EngineDead) -> None:
         """The loop is over and everything in flight is lost; called at most once, never after ``close``."""
         ...
@@ -68,8 +75,8 @@ class LoopListener(Protocol):
 class EngineLoop:
     """Drives an engine on a thread of its own, which sleeps in its inbox while there is nothing to do.
 
-    ``submit``, ``resume``, ``abort``, ``stop`` and ``tick_age_s`` may be called from any thread; what is submitted
-    after the loop has ended is never looked at. The engine is closed by the thread that drove it.
+    ``submit``, ``resume``, ``abort``, ``ask_timeline``, ``stop`` and ``tick_age_s`` may be called from any thread;
+    what is submitted after the loop has ended is never looked at. The engine is closed by the thread that drove it.
     """
 
     def __init__(self, engine: DrivenEngine, listener: LoopListener, clock: Clock | None = None) -> None:
@@ -95,6 +102,10 @@ class EngineLoop:
     def abort(self, request_id: str) -> None:
         """End a request; its sequences report ``FinishReason.ABORT``. Unknown ids are ignored."""
         self._inbox.put(Abort(request_id))
+
+    def ask_timeline(self, question_id: int, request_id: str) -> None:
+        """Ask where the time of a request went; the listener is told."""
+        self._inbox.put(AskTimeline(question_id, request_id))
 
     def stop(self) -> None:
         """Ask the loop to end after the current step, without waiting."""
@@ -162,6 +173,8 @@ class EngineLoop:
                 self._take_in(request, unfinished, lambda taken: self._engine.resume(taken, progress))
             case Abort(request_id):
                 self._engine.abort(request_id)
+            case AskTimeline(question_id, request_id):
+                self._listener.on_timeline(question_id, self._engine.timeline(request_id))
             case Shutdown():
                 self._is_stopping = True
 

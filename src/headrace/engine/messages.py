@@ -15,6 +15,7 @@ from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError, EngineDead, HeadraceError, InvalidRequest, Overloaded
 from headrace.core.progress import ProgressUnit
 from headrace.core.request import Request, RequestOutput, SequenceProgress
+from headrace.core.timeline import SequenceTimeline
 
 
 class ChildStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +40,13 @@ class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    request_id: str
+
+
+class AskTimeline(msgspec.Struct, frozen=True, array_like=True, tag="ask_timeline"):
+    """Asks where the time of a request went; answered with the same ``question_id`` between two steps."""
+
+    question_id: int
     request_id: str
 
 
@@ -102,6 +110,13 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
         return InvalidRequest(self.message, self.param)
 
 
+class TimelineAnswer(msgspec.Struct, frozen=True, array_like=True, tag="timeline_answer"):
+    """Answers ``AskTimeline``; empty for a request that is not known."""
+
+    question_id: int
+    sequences: list[SequenceTimeline]
+
+
 class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
     """``tick_age_s`` is how long the engine thread has been at its current step; 0 while it is idle."""
 
@@ -129,8 +144,19 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
         return EngineDead(self.message)
 
 
-ToEngine = Submit | Resume | Abort | Ping | Shutdown
-FromEngine = Hello | ProgressStarted | ProgressAdvanced | ProgressFinished | Ready | Outputs | Refused | Pong | Failed
+ToEngine = Submit | Resume | Abort | AskTimeline | Ping | Shutdown
+FromEngine = (
+    Hello
+    | ProgressStarted
+    | ProgressAdvanced
+    | ProgressFinished
+    | Ready
+    | Outputs
+    | Refused
+    | TimelineAnswer
+    | Pong
+    | Failed
+)
 
 
 class MalformedMessage(ValueError):

@@ -28,10 +28,12 @@ from headrace.core.config import EngineConfig
 from headrace.core.errors import EngineDead, InvalidRequest, Overloaded
 from headrace.core.progress import Progress, ProgressUnit
 from headrace.core.request import RequestOutput
+from headrace.core.timeline import SequenceTimeline
 from headrace.engine.heap import settle_heap
 from headrace.engine.loop import DrivenEngine, EngineLoop
 from headrace.engine.messages import (
     Abort,
+    AskTimeline,
     ChildStart,
     Failed,
     FromEngine,
@@ -48,6 +50,7 @@ from headrace.engine.messages import (
     Resume,
     Shutdown,
     Submit,
+    TimelineAnswer,
     ToEngine,
     decode_to_engine,
     encode,
@@ -222,6 +225,9 @@ class EngineProcess:
     def on_refused(self, request_id: str, error: InvalidRequest | Overloaded) -> None:
         self._outbox.put(Refused.of(request_id, error))
 
+    def on_timeline(self, question_id: int, sequences: list[SequenceTimeline]) -> None:
+        self._outbox.put(TimelineAnswer(question_id, sequences))
+
     def on_death(self, error: EngineDead) -> None:
         self._outbox.put(Failed.of(error))
 
@@ -253,6 +259,8 @@ class EngineProcess:
                 self._require_loop().resume(request, progress)
             case Abort(request_id):
                 self._require_loop().abort(request_id)
+            case AskTimeline(question_id, request_id):
+                self._require_loop().ask_timeline(question_id, request_id)
 
     def _stop(self) -> None:
         self._stop_requested.set()

@@ -64,7 +64,8 @@ class Reentry:
         self.advance()
 
     def engine_died(self, error: EngineDead, cause: DeathCause) -> None:
-        """Keep what was in flight for the next engine; what may not carry on ends with ``error``."""
+        """Keep what was in flight for the next engine; what may not carry on, and questions, end with ``error``."""
+        self._streams.questions.fail_all(error)
         accused, self._on_trial, self._send = self._on_trial, None, None
         if accused is not None and accused in self._streams:
             self._judge(accused, cause)

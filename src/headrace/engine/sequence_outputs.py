@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from headrace.core.request import OutputError, RequestOutput, RequestTimes, TokenLogprobs, Usage
@@ -29,10 +30,11 @@ def delta_output(seq: Sequence, news: News) -> RequestOutput:
         logprobs=_logprobs(update),
         prompt_logprobs=() if update is None else update.prompt_logprobs,
         usage=_usage(seq),
+        times=_times(seq, math.nan, 0.0) if seq.num_output_tokens == 1 else None,
     )
 
 
-def last_output(seq: Sequence, news: News, now: float) -> RequestOutput:
+def last_output(seq: Sequence, news: News, now: float, preempted_s: float) -> RequestOutput:
     """The output of a sequence that has finished, at ``now`` on the engine's clock."""
     update = news.update
     return RequestOutput(
@@ -45,13 +47,7 @@ def last_output(seq: Sequence, news: News, now: float) -> RequestOutput:
         usage=_usage(seq),
         finish_reason=seq.finish_reason,
         stop_reason=seq.stop_reason,
-        times=RequestTimes(
-            arrival=seq.request.arrival_time,
-            first_scheduled=seq.first_scheduled_time,
-            first_token=seq.first_token_time,
-            finished=now,
-            num_preemptions=seq.num_preemptions,
-        ),
+        times=_times(seq, now, preempted_s),
         error=news.error,
     )
 
@@ -62,6 +58,17 @@ def _token_ids(update: SequenceUpdate | None) -> tuple[int, ...]:
 
 def _logprobs(update: SequenceUpdate | None) -> tuple[TokenLogprobs, ...]:
     return () if update is None or update.logprobs is None else (update.logprobs,)
+
+
+def _times(seq: Sequence, finished: float, preempted_s: float) -> RequestTimes:
+    return RequestTimes(
+        arrival=seq.request.arrival_time,
+        first_scheduled=seq.first_scheduled_time,
+        first_token=seq.first_token_time,
+        finished=finished,
+        num_preemptions=seq.num_preemptions,
+        preempted_s=preempted_s,
+    )
 
 
 def _usage(seq: Sequence) -> Usage:

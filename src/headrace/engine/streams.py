@@ -18,6 +18,7 @@ from headrace.core.errors import HeadraceError, InvalidRequest, Overloaded
 from headrace.core.request import Request, RequestOutput, SequenceProgress
 from headrace.engine.messages import Abort, Submit
 from headrace.engine.metrics import Metrics, RequestMeter
+from headrace.engine.questions import Questions
 
 _MERGE_AT = 64
 """Unread outputs of one sequence that are folded into one; bounds objects, not tokens."""
@@ -42,7 +43,7 @@ def merge_outputs(outputs: list[RequestOutput]) -> RequestOutput:
         usage=last.usage,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
-        times=last.times,
+        times=next((output.times for output in reversed(outputs) if output.times is not None), None),
         error=last.error,
     )
 
@@ -163,7 +164,7 @@ class OutputStream:
 
 
 class StreamTable:
-    """The open streams of one client, by request id, and what they are measured by.
+    """The open streams of one client, by request id, and what they are measured by; and its open questions.
 
     It is also where too much is refused: here the answer does not wait for the engine's current step.
     """
@@ -173,6 +174,7 @@ class StreamTable:
         self._clock = clock
         self._streams: dict[str, OutputStream] = {}
         self._max_open: int | None = None
+        self.questions = Questions()
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -241,7 +243,8 @@ class StreamTable:
         stream.fail(error)
 
     def fail_all(self, error: HeadraceError) -> None:
-        """End every open stream with ``error``."""
+        """End every open stream, and every question, with ``error``."""
+        self.questions.fail_all(error)
         for stream in self:
             self.fail(stream, error)
 

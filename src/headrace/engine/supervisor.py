@@ -21,10 +21,12 @@ from headrace.core.config import EngineConfig
 from headrace.core.errors import EngineDead, Overloaded
 from headrace.core.progress import NullProgress, Progress
 from headrace.core.request import Request, RequestOutput
+from headrace.core.timeline import SequenceTimeline
 from headrace.engine.child import ENGINE_COMMAND, EngineChild
 from headrace.engine.life_signs import LifeSigns
 from headrace.engine.messages import (
     Abort,
+    AskTimeline,
     Failed,
     FromEngine,
     Outputs,
@@ -35,6 +37,7 @@ from headrace.engine.messages import (
     Ready,
     Refused,
     Submit,
+    TimelineAnswer,
 )
 from headrace.engine.metrics import Metrics
 from headrace.engine.reentry import DeathCause, Reentry
@@ -75,7 +78,7 @@ class SupervisorLimits:
 
 
 class EngineSupervisor:
-    """An ``EngineClient`` over an engine process that it keeps alive.
+    """An ``ExplainingClient`` over an engine process that it keeps alive.
 
     ``command`` is what to run as the engine process; it must speak as ``process.run_child`` does.
     """
@@ -107,7 +110,6 @@ class EngineSupervisor:
         self._up_since: float | None = None
         self._failure: Failed | None = None
         self._watching: asyncio.Task[None] | None = None
-
         self.last_stats: StepStats | None = None
         self.num_restarts = 0
 
@@ -123,8 +125,7 @@ class EngineSupervisor:
     @property
     def is_ready(self) -> bool:
         """Whether a request would be taken in now, by an engine that shows signs of life."""
-        is_up = self._up_since is not None and self._closing is None
-        return is_up and self._signs.is_alive(self._clock.now())
+        return self._up_since is not None and self._closing is None and self._signs.is_alive(self._clock.now())
 
     @property
     def tick_age_s(self) -> float:
@@ -149,6 +150,10 @@ class EngineSupervisor:
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets one output with ``FinishReason.ABORT`` per open sequence."""
         self._send(Abort(request_id))
+
+    async def timeline(self, request_id: str) -> list[SequenceTimeline]:
+        """See ``ExplainingClient.timeline``."""
+        return await self._streams.questions.ask_timeline(request_id, self._send)
 
     async def start(self, progress: Progress | None = None) -> None:
         """Start the engine process and wait until it is ready, reporting what it loads to ``progress``.
@@ -193,14 +198,14 @@ class EngineSupervisor:
     def _fail_streams_for_shutdown(self) -> None:
         self._streams.fail_all(EngineDead("the server is shutting down"))
 
-    def _send(self, message: Submit | Abort) -> None:
-        if isinstance(message, Submit):
+    def _send(self, message: Submit | Abort | AskTimeline) -> None:
+        if not isinstance(message, Abort):
             self._check_takes_requests()
+        if isinstance(message, Submit):
             self._reentry.submit(message.request)
-            return
-        if self._child is not None:
+        elif self._child is not None:
             self._child.send(message)
-        self._reentry.advance()
+            self._reentry.advance()
 
     def _check_takes_requests(self) -> None:
         if self._closing is not None:
@@ -265,7 +270,6 @@ class EngineSupervisor:
         was_up_since, self._up_since, self._child = self._up_since, None, None
         if self._watching is not None:
             self._watching.cancel()
-            self._watching = None
         self._metrics.engine_lost()
         self.last_stats = None
         level = logging.DEBUG if self._start_tells_failure else _level_of_end(was_up_since, self._closing is not None)
@@ -291,6 +295,8 @@ class EngineSupervisor:
             case Refused():
                 self._streams.refuse(message.request_id, message.error())
                 self._reentry.advance()
+            case TimelineAnswer(question_id, sequences):
+                self._streams.questions.answer(question_id, sequences)
             case Ready(info):
                 self._become_ready(info)
             case Failed():

@@ -84,8 +84,8 @@ class SchedulerListener:
     def on_step(self, plan: StepPlan, result: StepResult, running: Mapping[int, Sequence], now: float) -> None:
         """A step was computed; its outcome has not been applied to ``running`` yet."""
 
-    def on_preempted(self, seq: Sequence, now: float) -> None:
-        """A running sequence gave its blocks back and waits again."""
+    def on_preempted(self, seq: Sequence, now: float, cause: Sequence) -> None:
+        """A running sequence gave its blocks back, since ``cause`` needed some, and waits again."""
 
     def on_finished(self, seq: Sequence) -> None:
         """A sequence ended, from wherever it was."""

@@ -80,7 +80,7 @@ class Scheduler:
         self._policy = policy
         self._limits = limits
         self.meters = SchedulingMeters() if meters is None else meters
-        self._listeners: tuple[SchedulerListener, ...] = (self.meters, *listeners)
+        self._listeners: list[SchedulerListener] = [self.meters, *listeners]
         self._swap_choice: SwapChoice = AlwaysRecompute() if swap_choice is None else swap_choice
         self._watermark_tokens = int(kv.num_blocks * WATERMARK) * kv.block_size
         self._waiting = policy.line
@@ -105,6 +105,10 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self._running) or len(self._waiting) > 0
+
+    def listen(self, listener: SchedulerListener) -> None:
+        """Tell one more what happens from now on."""
+        self._listeners.append(listener)
 
     def admit(self, seq: Sequence, now: float) -> None:
         """Ask whether the request of ``seq`` is taken in at all; raises ``Overloaded`` if not."""
@@ -179,12 +183,12 @@ class Scheduler:
         """Get blocks for ``num_tokens`` more tokens, preempting others; False if ``seq`` gave way itself."""
         while not self._kv.extend(seq, num_tokens):
             victim = self._policy.victim(self._running.values(), draft.now)
-            self._preempt(victim, draft)
+            self._preempt(victim, seq, draft)
             if victim is seq:
                 return False
         return True
 
-    def _preempt(self, seq: Sequence, draft: _StepDraft) -> None:
+    def _preempt(self, seq: Sequence, cause: Sequence, draft: _StepDraft) -> None:
         draft.take_back(seq)
         draft.preempted.append(seq)
         if self._swap_choice.prefers_swap(seq, self._kv.block_size):
@@ -197,7 +201,7 @@ class Scheduler:
         self._waiting.push(seq)
         self._num_preemptions += 1
         for listener in self._listeners:
-            listener.on_preempted(seq, draft.now)
+            listener.on_preempted(seq, draft.now, cause)
 
     def _admit_waiting(self, draft: _StepDraft, urgency: float) -> None:
         """Start those that wait with more urgency, in order, while there is room; nobody after a preemption."""
@@ -239,10 +243,7 @@ class Scheduler:
         return True
 
     def _has_room(self, seq: Sequence) -> bool:
-        """Whether the pool holds all of ``seq`` and a margin for those that run, not just its next chunk.
-
-        Admitting what must soon be preempted again is how pools thrash. An empty house needs no margin.
-        """
+        """Whether the pool holds all of ``seq`` and a margin: starting what must soon give way again is thrashing."""
         if not self._running:
             return True
         num_reserved = self._policy.num_reserved_tokens(seq, self._running.values())

@@ -149,7 +149,7 @@ class SloPolicy(SchedulerListener):
         is_full = num_new > 0 and self._meters.last_step.num_tokens >= self._budget
         self._rate.observe(num_new / result.elapsed_s if is_full and result.elapsed_s > 0 else self._steady_rate)
 
-    def on_preempted(self, seq: Sequence, now: float) -> None:
+    def on_preempted(self, seq: Sequence, now: float, cause: Sequence) -> None:
         self._reserve.on_preempted()
 
     def on_finished(self, seq: Sequence) -> None:

@@ -23,7 +23,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headrace.core.client import EngineClient
+from headrace.core.client import ExplainingClient
 from headrace.core.clock import Clock, WallClock
 from headrace.core.config import ServeConfig
 from headrace.engine.request_builder import RequestBuilder
@@ -47,7 +47,7 @@ LAG_PERIOD_S = 0.5
 
 
 def create_app(
-    client: EngineClient,
+    client: ExplainingClient,
     tokenizer: ServedTokenizer,
     chat: ChatEncoder | None,
     config: ServeConfig,
@@ -58,7 +58,7 @@ def create_app(
 
 
 def create_context(
-    client: EngineClient,
+    client: ExplainingClient,
     tokenizer: ServedTokenizer,
     chat: ChatEncoder | None,
     config: ServeConfig,

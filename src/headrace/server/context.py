@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
 
-from headrace.core.client import EngineClient
+from headrace.core.client import ExplainingClient
 from headrace.core.clock import Clock
 from headrace.core.config import ServeConfig
 from headrace.core.errors import HeadraceError
@@ -66,7 +66,7 @@ class TokenizerFacts:
 class ServerContext:
     """Everything a route may use; one per server. ``created`` is in Unix seconds."""
 
-    client: EngineClient
+    client: ExplainingClient
     prompts: PromptReader
     documents: DocumentEncoder
     builder: RequestBuilder

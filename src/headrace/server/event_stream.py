@@ -1,9 +1,9 @@
 """Server-sent events of one reply, exactly as OpenAI's clients expect them (WHATWG HTML, 9.2).
 
 Owns the order: nothing is sent before the first output or failure, so that a refusal is still an HTTP status;
-then events; then usage if asked for; then ``[DONE]``. A failure after the first byte is one error event and
-the end, without ``[DONE]``. While nothing comes, a comment keeps the connection alive. It does not know what
-the events mean.
+then events; then usage if asked for; then a comment with the whole timing line; then ``[DONE]``. A failure after the
+first byte is one error event and the end, without ``[DONE]``. While nothing comes, a comment keeps the connection
+alive. It does not know what the events mean.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from headrace.server.errors import ErrorResponse, error_reply
 from headrace.server.generation import Delta
 from headrace.server.reply import Reply
 from headrace.server.stream_interval import DeltaSource, SpacedDeltas
+from headrace.server.timing_line import Timing
 
 KEEP_ALIVE_S = 15.0
 
@@ -38,10 +39,16 @@ class EventStream:
     """Sends one reply as a stream, with at least ``interval`` tokens of a sequence in an event."""
 
     def __init__(
-        self, reply: Reply, headers: Sequence[tuple[bytes, bytes]], keep_alive_s: float, interval: int = 1
+        self,
+        reply: Reply,
+        headers: Sequence[tuple[bytes, bytes]],
+        timing: Timing,
+        keep_alive_s: float,
+        interval: int = 1,
     ) -> None:
         self._reply = reply
         self._headers = [*_HEADERS, *headers]
+        self._timing = timing
         self._keep_alive_s = keep_alive_s
         self._interval = interval
 
@@ -50,12 +57,15 @@ class EventStream:
         async with source as opened:
             generation = opened if self._interval == 1 else SpacedDeltas(opened, self._interval)
             deltas = await generation.next(self._keep_alive_s)
-            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            self._timing.observe(deltas or ())
+            headers = [*self._headers, *self._timing.headers()]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
             try:
                 while deltas is not None:
                     await self._send_events(deltas, send, record)
                     deltas = await generation.next(self._keep_alive_s)
-                body = encode_events(self._reply.last_events()) + _DONE
+                    self._timing.observe(deltas or ())
+                body = encode_events(self._reply.last_events()) + self._timing.comment() + _DONE
             except RequestAborted:
                 raise
             except Exception as error:

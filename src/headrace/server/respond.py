@@ -24,6 +24,7 @@ from headrace.server.generation import Delta, Generation
 from headrace.server.json_body import Body, ignored_fields_headers
 from headrace.server.protocol_common import GenerationFields
 from headrace.server.reply import Reply, ReplyHead
+from headrace.server.timing_line import NoTiming, Timing, TimingLine
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -76,8 +77,13 @@ def response(context: ServerContext, requests: Sequence[Request], reply: Reply, 
     headers = ignored_fields_headers(body.ignored_fields)
     if not body.value.stream:
         return WholeResponse(context, requests, reply, headers)
-    events = EventStream(reply, headers, context.keep_alive_comment_s, body.value.stream_interval or 1)
+    interval = body.value.stream_interval or 1
+    events = EventStream(reply, headers, _timing(context), context.keep_alive_comment_s, interval)
     return StreamResponse(context, requests, reply, events)
+
+
+def _timing(context: ServerContext) -> Timing:
+    return TimingLine() if context.config.enable_timelines else NoTiming()
 
 
 class WholeResponse:
@@ -95,10 +101,13 @@ class WholeResponse:
         async with Generation(self._context.client, self._requests, receive, self._context.traffic) as generation:
             deltas = await self._collect(generation, record)
         body = msgspec.json.encode(self._reply.whole(deltas))
+        timing = _timing(self._context)
+        timing.observe(deltas)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             *self._headers,
+            *timing.headers(),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})

@@ -42,6 +42,7 @@ from headrace.server.scoring import (
     create_score,
 )
 from headrace.server.systemone import create_system_one
+from headrace.server.timelines import TimelineReply, show_timeline
 
 Handler = Callable[[ServerContext, HttpRequest], Awaitable[App]]
 
@@ -68,6 +69,7 @@ ROUTES = (
     RouteSpec("/v2/rerank", ("POST",), create_rerank, RerankRequest, RerankResponse),
     RouteSpec("/v1/models", ("GET",), root_routes.list_models, gives=ModelList),
     RouteSpec("/v1/models/{model:path}", ("GET",), root_routes.show_model, gives=ModelCard),
+    RouteSpec("/v1/requests/{request_id:path}/timeline", ("GET",), show_timeline, gives=TimelineReply),
     RouteSpec("/tokenize", ("POST",), root_routes.tokenize, TokenizeRequest, TokenizeResponse),
     RouteSpec("/detokenize", ("POST",), root_routes.detokenize, DetokenizeRequest, DetokenizeResponse),
     RouteSpec("/tokenizer_info", ("GET",), root_routes.tokenizer_info, gives=TokenizerInfo),

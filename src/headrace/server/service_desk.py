@@ -61,10 +61,18 @@ class ServiceDesk:
             level = msgspec.structs.replace(level, deadline_s=min(timeout_s, level.deadline_s))
         return ServiceTerms(level, service_class, tenant.name, tenant.weight, fields.priority or 0)
 
+    def viewer(self, headers: Headers) -> str | None:
+        """Whose requests the caller may look at: his tenant's; ``None`` for anybody's, where no keys are asked for."""
+        key = presented_key(list(headers)) if self._has_keys else None
+        return None if key is None else self._tenant_of(key).name
+
     def _tenant(self, fields: GenerationFields, headers: list[tuple[bytes, bytes]]) -> Tenant:
         key = presented_key(headers) if self._has_keys else None
         if key is None:
             return Tenant((fields.user or "")[:MAX_USER_CHARS], "")
+        return self._tenant_of(key)
+
+    def _tenant_of(self, key: bytes) -> Tenant:
         digest = _digest(key)
         return self._tenants.get(digest) or Tenant(f"key-{digest[:_KEY_DIGITS]}", "")
 
