@@ -16,6 +16,7 @@ from headrace.core.errors import InvalidRequest
 from headrace.grammar.limits import parser_limits
 
 _SHOWN_CHARS = 1200
+_SHOWN_LINE_CHARS = 160
 
 
 def build_matcher(tokenizer: llguidance.LLTokenizer, text: str) -> llguidance.LLMatcher:
@@ -45,4 +46,8 @@ def library_error(matcher: llguidance.LLMatcher) -> str:
     """What the library says is wrong, without the parts that only its authors can use."""
     message = re.split(r"\n(?:<state>|<non-|stack backtrace)", matcher.get_error())[0].strip()
     message = message.removeprefix("Invalid regex: ").removeprefix("Invalid grammar: ")
+    lines = [
+        line if len(line) <= _SHOWN_LINE_CHARS else line[:_SHOWN_LINE_CHARS] + "..." for line in message.split("\n")
+    ]
+    message = "\n".join(lines)
     return message[:_SHOWN_CHARS] or "the grammar cannot be followed any further"

@@ -21,7 +21,7 @@ class GrammarLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_depth: int = 100
     max_properties: int = 10_000
     max_rules: int = 2_000
-    cpu_s: float = 1.0
+    cpu_s: float = 0.8
     wall_s: float = 10.0
     memory_bytes: int = 4 << 30
     cache_bytes: int = 64 << 20
