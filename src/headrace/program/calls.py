@@ -31,19 +31,25 @@ async def generate(run: Run, node: Gen, document: Document, on_text: OnText) -> 
     _check_can_write(document, "gen")
     sampling = sampling_params(node.sampling.over(run.defaults))
     call = Call(sampling, Form(node.regex, node.json_schema), run.program_id)
-    return await run.backend.generate(document, call, on_text)
+    generated = await run.backend.generate(document, call, on_text)
+    run.usage.add(generated.num_prompt_tokens, generated.num_cached_tokens, generated.num_output_tokens)
+    return generated
 
 
 async def select(run: Run, node: Select, document: Document) -> Selection:
     """Score the choices of ``node`` after a document, and take the best."""
     _check_can_write(document, "select")
     call = Call(_SCORING, program_id=run.program_id)
-    scores = await run.backend.score(document, node.choices, call)
-    alone = Scores(())
-    if needs_unconditional(node.method):
-        alone = await run.backend.score(Document(), node.choices, call)
+    scores = await _score(run, document, node, call)
+    alone = await _score(run, Document(), node, call) if needs_unconditional(node.method) else Scores(())
     decision = choose(node.method, scores.choices, alone.choices)
     return Selection(node.choices[decision.index], _selection_meta(scores, decision))
+
+
+async def _score(run: Run, document: Document, node: Select, call: Call) -> Scores:
+    scores = await run.backend.score(document, node.choices, call)
+    run.usage.add(scores.num_prompt_tokens, scores.num_cached_tokens)
+    return scores
 
 
 def sampling_params(choice: SamplingChoice) -> SamplingParams:

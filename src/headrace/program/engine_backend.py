@@ -138,17 +138,19 @@ class EngineBackend:
         self._clock = clock
         self._numbers = itertools.count()
         self._token = secrets.token_hex(6)
-        self._scoring = asyncio.Semaphore(2 * client.info.max_num_seqs)
+        self._slots = asyncio.Semaphore(2 * client.info.max_num_seqs)  # no program fills the queue for all others
 
     async def generate(self, document: Document, call: Call, on_text: OnText) -> Generated:
         """See ``Backend.generate``."""
         request = await asyncio.to_thread(self._request, document, call)
         texts = [""] * call.sampling.n
+        num_output_tokens = 0
         last: RequestOutput | None = None
-        async with aclosing(self._client.generate(request)) as outputs:
+        async with self._slots, aclosing(self._client.generate(request)) as outputs:
             async for output in outputs:
                 _check(output)
                 texts[output.index] += output.text
+                num_output_tokens += len(output.token_ids)
                 if output.index == 0:
                     on_text(output.text)
                     last = output
@@ -160,7 +162,7 @@ class EngineBackend:
             finish_reason=last.finish_reason.value,
             stop_reason=last.stop_reason,
             num_prompt_tokens=last.usage.num_prompt_tokens,
-            num_output_tokens=last.usage.num_output_tokens,
+            num_output_tokens=num_output_tokens,
             num_cached_tokens=last.usage.num_cached_tokens,
         )
 
@@ -217,7 +219,7 @@ class EngineBackend:
         logprobs: list[float] = []
         following: dict[int, float] = {}
         num_cached = 0
-        async with self._scoring, aclosing(self._client.generate(request)) as outputs:
+        async with self._slots, aclosing(self._client.generate(request)) as outputs:
             async for output in outputs:
                 _check(output)
                 logprobs += [entry.logprob for entry in output.prompt_logprobs if entry is not None]

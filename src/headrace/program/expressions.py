@@ -5,7 +5,6 @@ Owns SGLang's names and arguments for them. It does not know how anything is run
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict, Union, Unpack
@@ -13,7 +12,6 @@ from typing import Any, TypeAlias, TypedDict, Union, Unpack
 from headrace.core.errors import InvalidRequest
 from headrace.program.forms import TypedForm, form_of, schema_text
 from headrace.program.ir import (
-    MAX_NAME_CHARS,
     ChoiceMethod,
     Gen,
     Node,
@@ -23,12 +21,12 @@ from headrace.program.ir import (
     Select,
     Text,
     ValueType,
+    check_choices,
+    check_name,
 )
 from headrace.program.placeholders import Placeholder, check_constant
 
 Appendable: TypeAlias = Union["Expression", str, Placeholder, None]
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 class GenOptions(TypedDict, total=False):
@@ -93,9 +91,10 @@ def gen(name: str | None = None, max_tokens: int | None = None, **options: Unpac
     choices, method = options.get("choices"), options.get("choices_method")
     if choices is not None:
         return select(name, choices, choices_method=method or ChoiceMethod.TOKEN_LENGTH_NORMALIZED)
+    check_name(name)
     form = _form(options)
     node = Gen(
-        name=_checked_name(name),
+        name=name,
         sampling=_sampling(max_tokens, options),
         regex=form.regex,
         json_schema=form.json_schema,
@@ -126,13 +125,11 @@ def select(
     """The likeliest of ``choices``, to be read as ``s[name]``. ``temperature`` is SGLang's and must be 0."""
     if temperature != 0.0:
         raise InvalidRequest(f"select has temperature {temperature}, but it always takes the likeliest; leave it out")
-    if not choices or not all(isinstance(choice, str) and choice for choice in choices):
-        raise InvalidRequest("select needs choices: a list of texts, none of them empty", "choices")
-    if len(set(choices)) < len(choices):
-        raise InvalidRequest("two choices of a select are equal; each must be there once", "choices")
+    check_choices(choices)
+    check_name(name)
     for choice in choices:
         check_constant(choice, "a choice")
-    return Expression((Select(choices=tuple(choices), name=_checked_name(name), method=_method(choices_method)),))
+    return Expression((Select(choices=tuple(choices), name=name, method=_method(choices_method)),))
 
 
 def system(content: Appendable = None) -> Expression:
@@ -227,13 +224,3 @@ def _method(method: ChoiceMethod | str) -> ChoiceMethod:
     except ValueError:
         known = ", ".join(each.value for each in ChoiceMethod)
         raise InvalidRequest(f"choices_method is {method!r} but must be one of {known}", "choices_method") from None
-
-
-def _checked_name(name: str | None) -> str | None:
-    if name is not None and (not _NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS):
-        raise InvalidRequest(
-            f"the name {name!r} must be letters, digits, '_' and '-', begin with a letter and have at most "
-            f"{MAX_NAME_CHARS} characters",
-            "name",
-        )
-    return name

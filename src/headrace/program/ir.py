@@ -7,7 +7,8 @@ be run. It does not know how nodes are run, nor how Python spells them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Final, TypeAlias, Union
 
@@ -17,6 +18,7 @@ from headrace.core.errors import InvalidRequest
 
 ROLES: Final = ("system", "user", "assistant")
 MAX_NAME_CHARS: Final = 128
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 class ChoiceMethod(Enum):
@@ -196,7 +198,41 @@ def walk(body: Iterable[Node], depth: int = 0) -> Iterator[tuple[Node, int]]:
             yield from walk(inner, depth + 1)
 
 
-def check_limits(program: Program, limits: Limits = DEFAULT_LIMITS) -> None:
+def check_name(name: str | None) -> None:
+    """Raise ``InvalidRequest`` for a name that a capture, an argument or a fork cannot have."""
+    if name is not None and (not _NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS):
+        raise InvalidRequest(
+            f"the name {name[:MAX_NAME_CHARS]!r} must be letters, digits, '_' and '-', begin with a letter and have at "
+            f"most {MAX_NAME_CHARS} characters",
+            "name",
+        )
+
+
+def check_choices(choices: Sequence[str]) -> None:
+    """Raise ``InvalidRequest`` for what nobody can choose from."""
+    if not choices or not all(isinstance(choice, str) and choice for choice in choices):
+        raise InvalidRequest("select needs choices: a list of texts, none of them empty", "choices")
+    if len(set(choices)) < len(choices):
+        raise InvalidRequest("two choices of a select are equal; each must be there once", "choices")
+
+
+def check_program(program: Program, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Raise ``InvalidRequest`` for a program that breaks a bound or cannot mean anything, wherever it came from."""
+    for argument in program.arguments:
+        check_name(argument)
+    check_limits(program, limits)
+    for node, _ in walk(program.body):
+        match node:
+            case Gen() | Fork():
+                check_name(node.name)
+            case Select():
+                check_name(node.name)
+                check_choices(node.choices)
+            case RoleBegin() if node.role not in ROLES:
+                raise InvalidRequest(f"the role {node.role[:40]!r} must be one of {', '.join(ROLES)}", "program")
+
+
+def check_limits(program: Program, limits: Limits) -> None:
     """Raise ``InvalidRequest`` naming the first bound that ``program`` breaks. Cost: O(nodes), stops at the bound."""
     num_tokens = num_bytes = 0
     for num_nodes, (node, depth) in enumerate(walk(program.body), start=1):

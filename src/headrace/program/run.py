@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.core.errors import HeadraceError, ProgramError, RequestAborted
@@ -18,6 +19,22 @@ from headrace.program.ir import SamplingChoice
 Work = Callable[[], Awaitable[None]]
 OnCapture = Callable[[str, Capture], None]
 OnText = Callable[[str, str], None]
+
+
+@dataclass(slots=True)
+class RunUsage:
+    """What the calls of a run have cost; ``num_cached_tokens`` of the prompts came from the prefix cache."""
+
+    num_calls: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+
+    def add(self, num_prompt_tokens: int, num_cached_tokens: int, num_output_tokens: int = 0) -> None:
+        self.num_calls += 1
+        self.num_prompt_tokens += num_prompt_tokens
+        self.num_cached_tokens += num_cached_tokens
+        self.num_output_tokens += num_output_tokens
 
 
 class Run:
@@ -38,6 +55,7 @@ class Run:
         self.backend = backend
         self.defaults = defaults
         self.program_id = program_id
+        self.usage = RunUsage()
         self._on_text = on_text
         self._on_capture = on_capture
         self._loop = asyncio.get_running_loop()

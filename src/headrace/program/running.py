@@ -17,7 +17,7 @@ from headrace.program.document import Document
 from headrace.program.interpreter import append_node
 from headrace.program.ir import JoinMode, Node
 from headrace.program.names import Names
-from headrace.program.run import Run
+from headrace.program.run import Run, RunUsage
 from headrace.program.runtime import Runtime
 from headrace.program.sinks import AsyncView, Recorder, Sink, View
 from headrace.program.stream import Stream
@@ -41,6 +41,11 @@ class RunningSink:
         """For the loop's thread."""
         assert self._stream is not None
         return self._stream
+
+    @property
+    def run_usage(self) -> RunUsage:
+        """What the whole run has cost so far."""
+        return self._run.usage
 
     def append(self, nodes: Sequence[Node], where: str) -> None:
         def act() -> None:
@@ -112,6 +117,9 @@ class _RunningView:
 
     def pieces(self, name: str | None) -> Iterator[str]:
         return self.runtime.iterate(_pieces(self.sink, name))
+
+    def usage(self) -> RunUsage:
+        return self.sink.run_usage
 
     def on_loop(self) -> AsyncView:
         return _AsyncRunningView(self.runtime, self.sink, self.where)

@@ -11,6 +11,7 @@ from typing import Protocol
 from headrace.program.captures import Capture
 from headrace.program.document import Document
 from headrace.program.ir import JoinMode, Node
+from headrace.program.run import RunUsage
 
 
 class AsyncView(Protocol):
@@ -35,6 +36,8 @@ class View(Protocol):
     def pieces(self, name: str | None) -> Iterator[str]:
         """The text, or that of one capture, as it comes."""
         ...
+
+    def usage(self) -> RunUsage: ...
 
     def on_loop(self) -> AsyncView: ...
 

@@ -15,6 +15,7 @@ from headrace.program.forms import as_kind
 from headrace.program.ir import Branch, JoinMode, Node, Select
 from headrace.program.placeholders import Placeholder
 from headrace.program.places import caller_place
+from headrace.program.run import RunUsage
 from headrace.program.sinks import Sink
 
 MAX_FORKS = 1024
@@ -123,6 +124,11 @@ class ProgramState:
     def get_meta_info(self, name: str) -> dict[str, Any]:
         """SGLang's ``meta_info`` of a capture: tokens, cached tokens, why it ended."""
         return cast("dict[str, Any]", self._sink.view(caller_place()).capture(name).meta)
+
+    @property
+    def usage(self) -> RunUsage:
+        """What the calls of the whole run have cost so far."""
+        return self._sink.view(caller_place()).usage()
 
     def text(self) -> str:
         """Everything so far as one text."""

@@ -12,6 +12,7 @@ from headrace.program.document import Document
 from headrace.program.ir import Fork, Join, JoinMode, Node, Text
 from headrace.program.names import Names
 from headrace.program.placeholders import Placeholder, split_text
+from headrace.program.run import RunUsage
 from headrace.program.sinks import AsyncView, Recorder, Sink, View
 
 
@@ -75,6 +76,9 @@ class _TraceView:
         self._refuse()
 
     def pieces(self, name: str | None) -> Iterator[str]:
+        self._refuse()
+
+    def usage(self) -> RunUsage:
         self._refuse()
 
     def on_loop(self) -> AsyncView:

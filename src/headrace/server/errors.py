@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Final
 
@@ -21,6 +21,7 @@ from headrace.core.errors import (
     HeadraceError,
     InvalidRequest,
     Overloaded,
+    ProgramError,
     RequestAborted,
     RequestFailed,
     RequestQuarantined,
@@ -130,6 +131,8 @@ def error_reply(error: BaseException) -> ErrorReply:
         case Overloaded():
             detail = ErrorDetail(error.message, _error_type(429), None, "overloaded")
             return ErrorReply(429, detail, retry_after(error.retry_after_s))
+        case ProgramError():
+            return _program_reply(error)
         case RequestFailed() | EngineDead():
             return ErrorReply(500, ErrorDetail(error.message, _error_type(500), None, _ENGINE_CODES[type(error)]))
         case RequestAborted():
@@ -138,6 +141,16 @@ def error_reply(error: BaseException) -> ErrorReply:
             )
         case _:
             return ErrorReply(500, ErrorDetail(_INTERNAL_MESSAGE, _error_type(500), None, "internal_error"))
+
+
+def _program_reply(error: ProgramError) -> ErrorReply:
+    """The reply that its failed call deserves, in the program's words, which name the place."""
+    cause = error.__cause__
+    if cause is None:
+        return ErrorReply(400, ErrorDetail(error.message, _error_type(400), "program", "program_error"))
+    reply = error_reply(cause)
+    message = error.message if isinstance(cause, HeadraceError) else f"{error.where}: {reply.detail.message}"
+    return replace(reply, detail=msgspec.structs.replace(reply.detail, message=message))
 
 
 def _error_type(status: int) -> str:

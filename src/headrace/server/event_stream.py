@@ -24,13 +24,13 @@ from headrace.server.timing_line import Timing
 
 KEEP_ALIVE_S = 15.0
 
-_HEADERS = (
+STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
-_KEEP_ALIVE = b": keep-alive\n\n"
-_DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class EventStream:
         interval: int = 1,
     ) -> None:
         self._reply = reply
-        self._headers = [*_HEADERS, *headers]
+        self._headers = [*STREAM_HEADERS, *headers]
         self._timing = timing
         self._keep_alive_s = keep_alive_s
         self._interval = interval
@@ -65,15 +65,15 @@ class EventStream:
                     await self._send_events(deltas, send, record)
                     deltas = await generation.next(self._keep_alive_s)
                     self._timing.observe(deltas or ())
-                body = encode_events(self._reply.last_events()) + self._timing.comment() + _DONE
+                body = encode_events(self._reply.last_events()) + self._timing.comment() + DONE
             except RequestAborted:
                 raise
             except Exception as error:
-                body = _error_event(error, record)
+                body = error_event(error, record)
             await send({"type": "http.response.body", "body": body})
 
     async def _send_events(self, deltas: list[Delta], send: Send, record: RequestRecord) -> None:
-        body = encode_events(self._reply.events(deltas)) if deltas else _KEEP_ALIVE
+        body = encode_events(self._reply.events(deltas)) if deltas else KEEP_ALIVE
         if not body:
             return
         if deltas:
@@ -85,7 +85,8 @@ def encode_events(events: Sequence[msgspec.Struct]) -> bytes:
     return b"".join([b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events])
 
 
-def _error_event(error: Exception, record: RequestRecord) -> bytes:
+def error_event(error: Exception, record: RequestRecord) -> bytes:
+    """The last event of a stream that fails."""
     if not isinstance(error, HeadraceError):
         logger.error("stream of request %s failed unexpectedly", record.request_id, exc_info=error)
     reply = error_reply(error)

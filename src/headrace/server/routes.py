@@ -14,6 +14,7 @@ from headrace.server.chat import create_chat_completion
 from headrace.server.completions import create_completion
 from headrace.server.context import ServerContext
 from headrace.server.decisions import create_decision
+from headrace.server.programs import create_program_run
 from headrace.server.protocol_chat import ChatRequest, ChatResponse
 from headrace.server.protocol_completions import CompletionRequest, CompletionResponse
 from headrace.server.protocol_decisions import (
@@ -22,6 +23,7 @@ from headrace.server.protocol_decisions import (
     SystemOneRequest,
     SystemOneResponse,
 )
+from headrace.server.protocol_programs import ProgramRequest, ProgramResponse
 from headrace.server.protocol_root import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -61,6 +63,7 @@ class RouteSpec:
 ROUTES = (
     RouteSpec("/v1/completions", ("POST",), create_completion, CompletionRequest, CompletionResponse),
     RouteSpec("/v1/chat/completions", ("POST",), create_chat_completion, ChatRequest, ChatResponse),
+    RouteSpec("/v1/programs", ("POST",), create_program_run, ProgramRequest, ProgramResponse),
     RouteSpec("/v1/decisions", ("POST",), create_decision, DecisionRequest, DecisionResponse),
     RouteSpec("/v1/systemone", ("POST",), create_system_one, SystemOneRequest, SystemOneResponse),
     RouteSpec("/v1/score", ("POST",), create_score, ScoreRequest, ScoreResponse),
