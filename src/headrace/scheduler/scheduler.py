@@ -12,6 +12,7 @@ business of ``KVCacheManager``.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 
 import msgspec
@@ -88,19 +89,20 @@ class Scheduler:
         self._running: dict[int, Sequence] = {}
         self._blocked: tuple[Sequence, int] | None = None
         self._step_id = 0
-        self._num_preemptions = 0
+        self.num_preemptions = 0
 
     @property
     def num_running(self) -> int:
         return len(self._running)
 
     @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
+    def running(self) -> Collection[Sequence]:
+        """The running sequences, to look at only; changes with each step."""
+        return self._running.values()
 
     @property
-    def num_preemptions(self) -> int:
-        return self._num_preemptions
+    def num_waiting(self) -> int:
+        return len(self._waiting)
 
     @property
     def has_work(self) -> bool:
@@ -125,10 +127,12 @@ class Scheduler:
 
     def end_overdue(self, now: float) -> list[tuple[Sequence, HeadraceError]]:
         """End the sequences it is too late for and free what they hold; each with what to tell its caller."""
-        overdue = [*self._deadlines.take_passed(now), *self._waiting.take_overdue(now)]
-        for seq, _ in overdue:
-            self.finish(seq, FinishReason.ERROR)
-        return overdue
+        ended = []
+        for take in (self._deadlines.take_passed, self._waiting.take_overdue):  # a deadline may end a wait as well
+            for seq, error in take(now):
+                self.finish(seq, FinishReason.ERROR)
+                ended.append((seq, error))
+        return ended
 
     def finish(self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None = None) -> None:
         """End a sequence wherever it is and free what it holds; no effect on a finished one."""
@@ -199,7 +203,7 @@ class Scheduler:
         seq.num_preemptions += 1
         seq.status = SequenceStatus.WAITING
         self._waiting.push(seq)
-        self._num_preemptions += 1
+        self.num_preemptions += 1
         for listener in self._listeners:
             listener.on_preempted(seq, draft.now, cause)
 
