@@ -69,6 +69,12 @@ def _why(argv: Sequence[str]) -> int:
     return why.main(argv)
 
 
+def _simulate(argv: Sequence[str]) -> int:
+    from headrace.cli import simulate
+
+    return simulate.main(argv)
+
+
 def _doctor(argv: Sequence[str]) -> int:
     from headrace.cli import doctor
 
@@ -99,6 +105,7 @@ VERBS = (
     Verb("bench", "measure servers and engines, and compare what was measured", _bench),
     Verb("schema", "check what of a JSON schema is enforced", _schema),
     Verb("why", "say where the time of a request went", _why),
+    Verb("simulate", "play a trace to the scheduler on a virtual clock", _simulate),
     Verb("doctor", "say what would run on this machine, and why", _doctor),
     Verb("version", "print versions", _version),
 )
