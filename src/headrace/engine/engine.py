@@ -161,7 +161,7 @@ class Engine:
         kv = self._kv
         num_tokens, num_samples, elapsed_s = self._last_step
         return StepStats(
-            num_running=self._scheduler.num_running,
+            num_running=len(self._scheduler.running),
             num_waiting=self._scheduler.num_waiting + self._constraints.num_waiting,
             num_blocks=kv.num_blocks,
             num_free_blocks=kv.num_free_blocks,

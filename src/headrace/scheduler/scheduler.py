@@ -92,10 +92,6 @@ class Scheduler:
         self.num_preemptions = 0
 
     @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
     def running(self) -> Collection[Sequence]:
         """The running sequences, to look at only; changes with each step."""
         return self._running.values()
