@@ -116,6 +116,9 @@ class FakeEngine:
             else:
                 self._running[request.request_id, index] = len(done.token_ids)
 
+    def withdraw_queued(self) -> list[str]:
+        return []  # everything submitted runs at once
+
     def abort(self, request_id: str) -> None:
         for key in [key for key in self._running if key[0] == request_id]:
             num_tokens = self._running.pop(key)

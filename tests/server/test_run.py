@@ -17,7 +17,6 @@ import pytest
 
 from headrace.core.config import ServeConfig
 from headrace.core.errors import ConfigError
-from headrace.server.http_server import DRAIN_S
 from headrace.server.listener import listen, url_of
 from headrace.server.run import serve
 from tests.server.fakes import letters
@@ -79,7 +78,7 @@ def test_while_draining_new_requests_are_refused_and_running_ones_finish(caplog:
         thread.start()
         eventually(lambda: server.engine.live)
         server.server.begin_drain()
-        assert "1 running requests have 5 s to finish; a second signal ends them now" in caplog.text
+        assert "1 running requests have 30 s to finish; a second signal ends them now" in caplog.text
         response = server.complete()
         assert error_of(response, 503)["code"] == "service_unavailable"
         assert int(response.headers["retry-after"]) >= 1
@@ -88,7 +87,7 @@ def test_while_draining_new_requests_are_refused_and_running_ones_finish(caplog:
         server.engine.release()
         thread.join()
         assert answers == [letters(5)]
-        eventually(lambda: server.server.should_exit, within_s=DRAIN_S + 2)
+        eventually(lambda: server.server.should_exit, within_s=5)
 
 
 @pytest.fixture(scope="module")

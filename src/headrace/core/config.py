@@ -184,6 +184,17 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         tuple[str, ...],
         _meta("server", "key clients must send as a bearer token; repeat the flag for several"),
     ] = ()
+    api_key_file: Annotated[str | None, _meta("server", "file with one API key on each line, read again at SIGHUP")] = (
+        None
+    )
+    ssl_certfile: Annotated[
+        str | None,
+        _meta("server", "certificate chain to speak TLS with, read again at SIGHUP", aliases=("tls-cert",)),
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None,
+        _meta("server", "private key of --ssl-certfile; default: it is in the same file", aliases=("tls-key",)),
+    ] = None
     service_class: Annotated[
         tuple[str, ...],
         _meta("server", "class of requests and its targets, as 'gold ttft=300ms tpot=25ms [deadline=60s] [late]'"),
@@ -213,6 +224,29 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     metrics_compat: Annotated[
         tuple[Literal["vllm"], ...], _meta("server", "also export metrics under another server's names")
     ] = ()
+    drain_timeout_s: Annotated[
+        float,
+        _meta(
+            "server",
+            "seconds that running requests may take to finish after SIGTERM",
+            aliases=("drain-timeout",),
+            ge=0,
+            le=86400,
+        ),
+    ] = 30.0
+    hang_timeout_s: Annotated[
+        float,
+        _meta(
+            "server",
+            "seconds an engine may be silent or at one step before it is replaced",
+            aliases=("hang-timeout",),
+            ge=1,
+            le=86400,
+        ),
+    ] = 30.0
+    max_resumptions: Annotated[
+        int, _meta("limits", "most engine deaths a request outlives; 0 ends it with the first", ge=0, le=1 << 16)
+    ] = 16
     max_body_bytes: Annotated[int, _meta("limits", "largest request body", unit="bytes", ge=1024, le=1 << 30)] = (
         32 << 20
     )
@@ -235,7 +269,12 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         parse_tenants(self.tenant, parse_classes(self.service_class))
 
     @property
+    def has_keys(self) -> bool:
+        """Whether clients must send a key."""
+        return bool(self.all_keys) or self.api_key_file is not None
+
+    @property
     def all_keys(self) -> tuple[str, ...]:
-        """Every key a client may send: the plain ones and those of tenants."""
+        """The keys that are settings: the plain ones and those of tenants. ``api_key_file`` may have more."""
         tenants = parse_tenants(self.tenant, parse_classes(self.service_class))
         return (*self.api_key, *(tenant.key for tenant in tenants))

@@ -4,7 +4,8 @@
 
     HeadraceError
     |-- InvalidRequest     the caller's input is wrong; HTTP 400, ``param`` names the field
-    |-- Overloaded         refused before any work was done; HTTP 429 or 503 with Retry-After
+    |-- Overloaded         refused before any work was done; HTTP 429 with Retry-After
+    |   `-- ShuttingDown       refused because the server is going away; HTTP 503 with Retry-After
     |-- DeadlineExceeded   not finished within the request's own time; HTTP 408
     |-- RequestAborted     ended by the caller (disconnect, abort verb); no reply is owed
     |-- RequestFailed      this one request failed inside the engine; HTTP 500, others go on
@@ -48,6 +49,10 @@ class Overloaded(HeadraceError):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class ShuttingDown(Overloaded):
+    """Refused because the server is going away; another one, or the next, may take it."""
 
 
 class DeadlineExceeded(HeadraceError):

@@ -152,6 +152,11 @@ class Sequence:
         return block_ids
 
     @property
+    def has_begun(self) -> bool:
+        """Whether it was ever scheduled, here or in an earlier engine."""
+        return not math.isnan(self.first_scheduled_time)
+
+    @property
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
 

@@ -141,6 +141,14 @@ class Engine:
             self._end(live.seq, FinishReason.ABORT)
             self._ended.append(self._last_output(live, News(live.text.finish())))
 
+    def withdraw_queued(self) -> list[str]:
+        """Forget the requests of which nothing has run yet and return their ids; no output tells of them."""
+        queued = [name for name, ids in self._seq_ids.items() if not any(self._live[i].seq.has_begun for i in ids)]
+        for seq_id in [seq_id for request_id in queued for seq_id in self._seq_ids[request_id]]:
+            self._end(self._live[seq_id].seq, FinishReason.ABORT)
+            self._forget(self._live[seq_id].seq)
+        return queued
+
     def step(self) -> list[RequestOutput]:
         """Run one step and report what changed, in plan order; aborted and overdue requests come first."""
         outputs, self._ended = self._ended, []

@@ -16,14 +16,17 @@ import msgspec
 
 from headrace.core.client import EngineInfo, StepStats
 from headrace.core.clock import Clock, WallClock
-from headrace.core.errors import EngineDead, InvalidRequest, Overloaded
+from headrace.core.errors import EngineDead, InvalidRequest, Overloaded, ShuttingDown
 from headrace.core.request import OutputError, Request, RequestOutput, SequenceProgress, refused_outputs
 from headrace.core.timeline import SequenceTimeline
-from headrace.engine.messages import Abort, AskTimeline, Resume, Shutdown, Submit
+from headrace.engine.messages import Abort, AskTimeline, Drain, Resume, Shutdown, Submit
 
 logger = logging.getLogger(__name__)
 
-_Message = Submit | Resume | Abort | AskTimeline | Shutdown
+DRAIN_RETRY_S = 10.0
+"""When a request that a leaving server did not begin should be tried again."""
+
+_Message = Submit | Resume | Abort | AskTimeline | Drain | Shutdown
 
 
 class SteppedEngine(Protocol):
@@ -37,6 +40,8 @@ class SteppedEngine(Protocol):
     def resume(self, request: Request, progress: Sequence[SequenceProgress]) -> None: ...
 
     def abort(self, request_id: str) -> None: ...
+
+    def withdraw_queued(self) -> list[str]: ...
 
     def step(self) -> list[RequestOutput]: ...
 
@@ -107,6 +112,10 @@ class EngineLoop:
         """Ask where the time of a request went; the listener is told."""
         self._inbox.put(AskTimeline(question_id, request_id))
 
+    def drain(self) -> None:
+        """Refuse what is queued and has not begun; what runs goes on."""
+        self._inbox.put(Drain())
+
     def stop(self) -> None:
         """Ask the loop to end after the current step, without waiting."""
         self._inbox.put(Shutdown())
@@ -175,6 +184,10 @@ class EngineLoop:
                 self._engine.abort(request_id)
             case AskTimeline(question_id, request_id):
                 self._listener.on_timeline(question_id, self._engine.timeline(request_id))
+            case Drain():
+                error = ShuttingDown("the server is shutting down; try another one, or again later", DRAIN_RETRY_S)
+                for request_id in self._engine.withdraw_queued():
+                    self._listener.on_refused(request_id, error)
             case Shutdown():
                 self._is_stopping = True
 

@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.core.client import EngineInfo, StepStats
 from headrace.core.config import EngineConfig
-from headrace.core.errors import ConfigError, EngineDead, HeadraceError, InvalidRequest, Overloaded
+from headrace.core.errors import ConfigError, EngineDead, HeadraceError, InvalidRequest, Overloaded, ShuttingDown
 from headrace.core.progress import ProgressUnit
 from headrace.core.request import Request, RequestOutput, SequenceProgress
 from headrace.core.timeline import SequenceTimeline
@@ -52,6 +52,10 @@ class AskTimeline(msgspec.Struct, frozen=True, array_like=True, tag="ask_timelin
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
     """Asks for a ``Pong``; answered by a thread that is not the engine's."""
+
+
+class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
+    """The server is going away: refuse what has not begun to run, so that its callers can go elsewhere at once."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
@@ -101,10 +105,12 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     @classmethod
     def of(cls, request_id: str, error: InvalidRequest | Overloaded) -> Refused:
         if isinstance(error, Overloaded):
-            return cls(request_id, "Overloaded", error.message, retry_after_s=error.retry_after_s)
+            return cls(request_id, type(error).__name__, error.message, retry_after_s=error.retry_after_s)
         return cls(request_id, "InvalidRequest", error.message, param=error.param)
 
     def error(self) -> InvalidRequest | Overloaded:
+        if self.kind == "ShuttingDown":
+            return ShuttingDown(self.message, self.retry_after_s)
         if self.kind == "Overloaded":
             return Overloaded(self.message, self.retry_after_s)
         return InvalidRequest(self.message, self.param)
@@ -144,7 +150,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
         return EngineDead(self.message)
 
 
-ToEngine = Submit | Resume | Abort | AskTimeline | Ping | Shutdown
+ToEngine = Submit | Resume | Abort | AskTimeline | Ping | Drain | Shutdown
 FromEngine = (
     Hello
     | ProgressStarted

@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from headrace.core.client import EngineInfo, StepStats
-from headrace.core.errors import DeadlineExceeded, EngineDead, HeadraceError, InvalidRequest, Overloaded
+from headrace.core.errors import DeadlineExceeded, EngineDead, HeadraceError, InvalidRequest, Overloaded, ShuttingDown
 from headrace.core.request import FinishReason, OutputError, Request, RequestOutput, RequestTimes
 from headrace.engine.metric_families import MetricFamilies
 from headrace.engine.metrics_compat import VllmNames
@@ -73,10 +73,10 @@ class Metrics:
 
     def observe_rejected(self, error: HeadraceError) -> None:
         """A request was refused with ``error`` before any work was done for it."""
-        if isinstance(error, Overloaded):
-            reason = "overloaded"
+        if isinstance(error, EngineDead | ShuttingDown):
+            reason = "unavailable"
         else:
-            reason = "unavailable" if isinstance(error, EngineDead) else "invalid_request"
+            reason = "overloaded" if isinstance(error, Overloaded) else "invalid_request"
         self._rejected[reason].inc()
 
     def engine_started(self, info: EngineInfo) -> None:

@@ -35,6 +35,7 @@ from headrace.engine.messages import (
     Abort,
     AskTimeline,
     ChildStart,
+    Drain,
     Failed,
     FromEngine,
     Hello,
@@ -253,6 +254,8 @@ class EngineProcess:
                 self._outbox.put(Pong(0.0 if loop is None else loop.tick_age_s))
             case Shutdown():
                 self._stop()
+            case Drain():
+                self._require_loop().drain()
             case Submit(request):
                 self._require_loop().submit(request)
             case Resume(request, progress):

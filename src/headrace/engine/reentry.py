@@ -56,6 +56,11 @@ class Reentry:
         else:
             self._send(Submit(request))
 
+    def refuse_newcomers(self, error: HeadraceError) -> None:
+        """Turn those away that wait behind the returning ones."""
+        while self._newcomers:
+            self._streams.refuse(self._newcomers.popleft().request_id, error)
+
     def engine_ready(self, send: SendToEngine) -> None:
         """An engine takes requests through ``send``: let those of the last one in."""
         self._send = send

@@ -18,15 +18,17 @@ from dataclasses import dataclass
 from headrace.core.client import EngineInfo, StepStats
 from headrace.core.clock import Clock, WallClock
 from headrace.core.config import EngineConfig
-from headrace.core.errors import EngineDead, Overloaded
+from headrace.core.errors import EngineDead, Overloaded, ShuttingDown
 from headrace.core.progress import NullProgress, Progress
 from headrace.core.request import Request, RequestOutput
 from headrace.core.timeline import SequenceTimeline
 from headrace.engine.child import ENGINE_COMMAND, EngineChild
 from headrace.engine.life_signs import LifeSigns
+from headrace.engine.loop import DRAIN_RETRY_S
 from headrace.engine.messages import (
     Abort,
     AskTimeline,
+    Drain,
     Failed,
     FromEngine,
     Outputs,
@@ -47,7 +49,12 @@ from headrace.engine.watchdog import Watchdog
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 5.0
-_ENDED = EngineDead("the engine process ended while this request was running; try again")
+_ENDED = "the engine process ended while this request was running; try again"
+_NEVER_READY = (
+    "the engine process died {} times before it was ready and without saying why; its log (standard error) may tell, "
+    "and so may the system's log when memory ran out"
+)
+_LEAVING = "the server is shutting down and takes no more requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +76,34 @@ class SupervisorLimits:
     stable_life_s: float = 60.0
     start_attempts: int = 3
     max_resumptions: int = 16
-    stop_grace_s: float = 5.0
+    stop_grace_s: float = 1.0
 
     def restart_delay_s(self, num_short_lives: int) -> float:
         """Wait before the next life, after ``num_short_lives`` in a row that were not stable."""
         last = len(self.restart_delays_s) - 1
         return self.restart_delays_s[min(max(num_short_lives - 1, 0), last)]
+
+
+class _Lives:
+    """The lives so far, and what they say of the next."""
+
+    def __init__(self, limits: SupervisorLimits) -> None:
+        self._limits = limits
+        self._num_short = 0
+        self.num_failed_starts = 0
+
+    def note(self, up_s: float) -> None:
+        """A life ended ``up_s`` after it was ready; 0 if it never was."""
+        self._num_short = 0 if up_s >= self._limits.stable_life_s else self._num_short + 1
+        self.num_failed_starts = 0 if up_s > 0 else self.num_failed_starts + 1
+
+    @property
+    def is_start_hopeless(self) -> bool:
+        return self.num_failed_starts >= self._limits.start_attempts
+
+    @property
+    def next_delay_s(self) -> float:
+        return self._limits.restart_delay_s(self._num_short)
 
 
 class EngineSupervisor:
@@ -176,6 +205,12 @@ class EngineSupervisor:
             ready.cancel()
             self._progress = NullProgress()
 
+    def begin_drain(self) -> None:
+        """Have what is queued refused, so that it can go elsewhere; what runs goes on."""
+        self._reentry.refuse_newcomers(ShuttingDown(_LEAVING, DRAIN_RETRY_S))
+        if self._child is not None and self._up_since is not None:
+            self._child.send(Drain())
+
     async def close(self, drain_timeout_s: float = 0.0) -> None:
         """Take no more requests, let running ones finish for ``drain_timeout_s``, end the child.
 
@@ -209,7 +244,7 @@ class EngineSupervisor:
 
     def _check_takes_requests(self) -> None:
         if self._closing is not None:
-            raise Overloaded("the server is shutting down and takes no more requests", _RETRY_AFTER_S)
+            raise ShuttingDown(_LEAVING, DRAIN_RETRY_S)
         if self._child is None or self._up_since is None:
             raise EngineDead("the engine is starting; try again in a few seconds")
         if not self.is_ready:
@@ -221,30 +256,20 @@ class EngineSupervisor:
 
     async def _supervise(self) -> None:
         """Live, die, live again. Raises only while the engine has never been ready."""
-        num_short_lives = num_failed_starts = 0
+        lives = _Lives(self._limits)
         while True:
-            up_s = await self._live()
-            num_short_lives = 0 if up_s >= self._limits.stable_life_s else num_short_lives + 1
-            num_failed_starts = 0 if up_s > 0 else num_failed_starts + 1
-            if num_failed_starts >= self._limits.start_attempts:
-                self._streams.fail_all(EngineDead("the engine process ended and cannot be started again"))
+            lives.note(await self._live())
             if self._first_ready.is_set():
                 self.num_restarts += 1
                 self._metrics.engine_restarted()
-            else:
-                self._check_may_start_again(num_short_lives)
-            delay_s = self._limits.restart_delay_s(num_short_lives)
-            logger.warning("starting the engine process again in %.1f s", delay_s)
-            await asyncio.sleep(delay_s)
-
-    def _check_may_start_again(self, num_attempts: int) -> None:
-        if self._failure is not None:
-            raise self._failure.error()
-        if num_attempts >= self._limits.start_attempts:
-            raise EngineDead(
-                f"the engine process died {num_attempts} times before it was ready and without saying why; "
-                "its log (standard error) may tell, and so may the system's log when memory ran out"
-            )
+                if lives.is_start_hopeless:
+                    self._streams.fail_all(EngineDead("the engine process ended and cannot be started again"))
+            elif self._failure is not None:
+                raise self._failure.error()
+            elif lives.is_start_hopeless:
+                raise EngineDead(_NEVER_READY.format(lives.num_failed_starts))
+            logger.warning("starting the engine process again in %.1f s", lives.next_delay_s)
+            await asyncio.sleep(lives.next_delay_s)
 
     async def _live(self) -> float:
         """Start a child and stay until it is dead and its streams are told; seconds that it was up."""
@@ -277,7 +302,7 @@ class EngineSupervisor:
         ending = await (child.stop(self._limits.stop_grace_s) if is_orderly else child.kill())
         logger.log(level, "the engine process (pid %d) %s", child.pid, ending.text)
         cause = DeathCause.OUTSIDE if ending.is_by_others else DeathCause.UNKNOWN
-        self._reentry.engine_died(_ENDED, cause)
+        self._reentry.engine_died(EngineDead(_ENDED), cause)
         return 0.0 if was_up_since is None else self._clock.now() - was_up_since
 
     @property

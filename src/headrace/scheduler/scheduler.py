@@ -11,7 +11,6 @@ business of ``KVCacheManager``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 
@@ -231,7 +230,7 @@ class Scheduler:
             seq.num_computed_tokens = 0
             self._blocked = (seq, self._kv.num_available_blocks)
             return False
-        if math.isnan(seq.first_scheduled_time):
+        if not seq.has_begun:
             seq.first_scheduled_time = draft.now
             seq.num_cached_tokens = seq.num_computed_tokens
         seq.status = SequenceStatus.RUNNING

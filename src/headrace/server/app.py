@@ -29,10 +29,11 @@ from headrace.core.config import ServeConfig
 from headrace.engine.request_builder import RequestBuilder
 from headrace.program.engine_backend import DocumentEncoder
 from headrace.server.access_log import App, RequestBoundary
-from headrace.server.auth import ApiKeyCheck
+from headrace.server.auth import ApiKeyCheck, KeyRing
 from headrace.server.context import DrainSwitch, ServerContext, ServerMetrics, TokenizerFacts
 from headrace.server.errors import status_refusal
 from headrace.server.event_stream import KEEP_ALIVE_S
+from headrace.server.key_file import read_key_file
 from headrace.server.limits import BodyLimits, HeaderLimits, HostCheck
 from headrace.server.model_names import model_names
 from headrace.server.openapi import openapi_document
@@ -82,6 +83,7 @@ def create_context(
         metrics=metrics,
         clock=WallClock(),
         desk=ServiceDesk.of(config),
+        keys=KeyRing((*config.all_keys, *read_key_file(config.api_key_file))),
         drain=DrainSwitch(),
         traffic=Traffic(),
         workers=ThreadPoolExecutor(min(MAX_WORKERS, os.cpu_count() or 1), thread_name_prefix="prompt"),
@@ -98,7 +100,7 @@ def app_of(context: ServerContext) -> Starlette:
         middleware=[
             Middleware(RequestBoundary, context.clock, context.metrics, config.log_requests),
             Middleware(HeaderLimits, config),
-            Middleware(ApiKeyCheck, config.all_keys),
+            Middleware(ApiKeyCheck, context.keys),
             Middleware(HostCheck, config),
             Middleware(BodyLimits, config),
         ],

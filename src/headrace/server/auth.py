@@ -22,15 +22,34 @@ OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/ping", "/metrics", "/m
 _BEARER = b"bearer "
 
 
+class KeyRing:
+    """The keys of a server, replaced as a whole when the operator changes them. An empty ring opens to everyone."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self.replace(keys)
+
+    def replace(self, keys: Iterable[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._digests
+
+    def has(self, key: bytes) -> bool:
+        """Whether ``key`` is one of these; takes as long for a wrong key as for a right one."""
+        digest = hashlib.sha256(key).digest()
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0  # all of them, hit or not
+
+
 class ApiKeyCheck:
     """ASGI middleware: 401 unless the request carries one of the keys. Without keys everything passes."""
 
-    def __init__(self, app: App, keys: tuple[str, ...]) -> None:
+    def __init__(self, app: App, keys: KeyRing) -> None:
         self._app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._digests and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and not self._keys.is_empty and scope["path"] not in OPEN_PATHS:
             self._check(scope["headers"])
         await self._app(scope, receive, send)
 
@@ -38,9 +57,7 @@ class ApiKeyCheck:
         key = presented_key(headers)
         if key is None:
             raise _unauthorized("this server needs an API key; send it as 'Authorization: Bearer KEY'")
-        digest = hashlib.sha256(key).digest()
-        num_equal = sum(hmac.compare_digest(digest, known) for known in self._digests)  # all of them, hit or not
-        if num_equal == 0:
+        if not self._keys.has(key):
             raise _unauthorized("the API key is not one of this server's")
 
 

@@ -21,6 +21,7 @@ from headrace.core.errors import HeadraceError
 from headrace.engine.request_builder import RequestBuilder
 from headrace.program.engine_backend import DocumentEncoder
 from headrace.server.access_log import HttpCounters
+from headrace.server.auth import KeyRing
 from headrace.server.errors import RESTART_RETRY_S, unavailable, unknown_model
 from headrace.server.logprobs import TokenView
 from headrace.server.prompts import PromptReader
@@ -48,9 +49,17 @@ class DrainSwitch:
 
     def __init__(self) -> None:
         self.is_on = False
+        self._actions: list[Callable[[], None]] = []
+
+    def when_on(self, action: Callable[[], None]) -> None:
+        """Have ``action`` called when the switch is thrown."""
+        self._actions.append(action)
 
     def turn_on(self) -> None:
-        self.is_on = True
+        if not self.is_on:
+            self.is_on = True
+            for action in self._actions:
+                action()
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,7 @@ class ServerContext:
     metrics: ServerMetrics
     clock: Clock
     desk: ServiceDesk
+    keys: KeyRing
     drain: DrainSwitch
     traffic: Traffic
     workers: ThreadPoolExecutor

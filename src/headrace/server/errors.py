@@ -25,6 +25,7 @@ from headrace.core.errors import (
     RequestAborted,
     RequestFailed,
     RequestQuarantined,
+    ShuttingDown,
 )
 
 CLIENT_CLOSED_REQUEST = 499
@@ -129,8 +130,7 @@ def error_reply(error: BaseException) -> ErrorReply:
             detail = ErrorDetail(error.message, _error_type(408), None, "deadline_exceeded")
             return ErrorReply(408, detail, {"x-should-retry": "false"})  # else OpenAI's clients send it again
         case Overloaded():
-            detail = ErrorDetail(error.message, _error_type(429), None, "overloaded")
-            return ErrorReply(429, detail, retry_after(error.retry_after_s))
+            return _overload_reply(error)
         case ProgramError():
             return _program_reply(error)
         case RequestFailed() | EngineDead():
@@ -141,6 +141,13 @@ def error_reply(error: BaseException) -> ErrorReply:
             )
         case _:
             return ErrorReply(500, ErrorDetail(_INTERNAL_MESSAGE, _error_type(500), None, "internal_error"))
+
+
+def _overload_reply(error: Overloaded) -> ErrorReply:
+    if isinstance(error, ShuttingDown):
+        return unavailable(error.message, error.retry_after_s).reply
+    detail = ErrorDetail(error.message, _error_type(429), None, "overloaded")
+    return ErrorReply(429, detail, retry_after(error.retry_after_s))
 
 
 def _program_reply(error: ProgramError) -> ErrorReply:

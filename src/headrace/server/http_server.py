@@ -1,7 +1,7 @@
 """The HTTP server around an application: uvicorn, with our connection limits and an orderly end.
 
-On the first SIGTERM or SIGINT new requests get 503 with Retry-After while running ones may finish for a short
-while; then the engine is closed, which ends what still runs with an error event; then the sockets close. A
+On the first SIGTERM or SIGINT new requests get 503 with Retry-After while running ones may finish, for as long as
+the drain timeout; then the engine is closed, which ends what still runs with an error event; then the sockets close. A
 second signal skips the waiting.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -21,10 +22,7 @@ from headrace.core.config import ServeConfig
 from headrace.server.context import DrainSwitch
 from headrace.server.http_protocol import ConnectionLimits, GuardedHttpProtocol
 
-DRAIN_S = 5.0
-"""How long running requests may go on after the first signal."""
-
-_CLOSE_CONNECTIONS_S = 2
+_CLOSE_CONNECTIONS_S = 1
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +37,15 @@ class HttpServer(uvicorn.Server):
         limits: ConnectionLimits,
         drain: DrainSwitch,
         close_engine: Callable[[], Awaitable[None]],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(_uvicorn_config(app, config, limits))
         self._app = app
         self._drain = drain
         self._close_engine = close_engine
+        self._drain_timeout_s = config.drain_timeout_s
         self._drain_deadline: float | None = None
+        self._tls = tls
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until told to stop.
@@ -52,6 +53,8 @@ class HttpServer(uvicorn.Server):
         The application's lifespan is entered here: a task of its own, as uvicorn has it, is left over and complains
         when serving is cancelled before it has begun.
         """
+        self.config.load()
+        self.config.ssl = self._tls
         async with self._app.router.lifespan_context(self._app):
             await super().serve(sockets)
 
@@ -64,14 +67,14 @@ class HttpServer(uvicorn.Server):
         self.begin_drain()
 
     def begin_drain(self) -> None:
-        """Take no new work; exit when the running requests are done, or after ``DRAIN_S``."""
+        """Take no new work; exit when the running requests are done, or after the drain timeout."""
         self._drain.turn_on()
-        self._drain_deadline = time.monotonic() + DRAIN_S
+        self._drain_deadline = time.monotonic() + self._drain_timeout_s
         if num_running := len(self.server_state.tasks):
             logger.info(
                 "shutting down: %d running requests have %g s to finish; a second signal ends them now",
                 num_running,
-                DRAIN_S,
+                self._drain_timeout_s,
             )
 
     async def on_tick(self, counter: int) -> bool:

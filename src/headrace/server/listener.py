@@ -25,16 +25,16 @@ def listen(config: ServeConfig) -> socket.socket:
         raise _config_error(config, error) from None
 
 
-def url_of(sock: socket.socket) -> str:
+def url_of(sock: socket.socket, scheme: str = "http") -> str:
     """The URL at which this machine reaches the socket."""
     host, port = sock.getsockname()[:2]
     if host in ("0.0.0.0", "::"):  # noqa: S104 - compared with, not bound to
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _check_exposure(config: ServeConfig) -> None:
-    if _is_loopback(config.host) or config.all_keys or config.insecure:
+    if _is_loopback(config.host) or config.has_keys or config.insecure:
         return
     raise ConfigError(
         f"host {config.host} is reachable from other machines and no API key is set; set one with --api-key, "

@@ -24,7 +24,7 @@ from headrace.checkpoint.reference import resolve_model
 from headrace.core.config import EngineConfig, ServeConfig
 from headrace.core.progress import NullProgress, Progress
 from headrace.engine.metrics import Metrics
-from headrace.engine.supervisor import EngineSupervisor
+from headrace.engine.supervisor import EngineSupervisor, SupervisorLimits
 from headrace.server.listener import listen
 from headrace.server.model_names import model_names
 
@@ -66,7 +66,8 @@ async def _serve(config: ServeConfig, sock: socket.socket, progress: Progress) -
     started = time.monotonic()
     path = await asyncio.to_thread(resolve_model, config.model, progress)
     metrics = Metrics(model_names(config)[0], config.metrics_compat)
-    supervisor = EngineSupervisor(_engine_config(config, path), metrics)
+    limits = SupervisorLimits(hang_limit_s=config.hang_timeout_s, max_resumptions=config.max_resumptions)
+    supervisor = EngineSupervisor(_engine_config(config, path), metrics, limits=limits)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(supervisor.close)
         serving = await _start(supervisor, config, path, progress)

@@ -43,7 +43,7 @@ class ServiceDesk:
     @classmethod
     def of(cls, config: ServeConfig) -> ServiceDesk:
         classes = parse_classes(config.service_class)
-        return cls(classes, parse_tenants(config.tenant, classes), has_keys=bool(config.all_keys))
+        return cls(classes, parse_tenants(config.tenant, classes), has_keys=config.has_keys)
 
     def terms(self, fields: GenerationFields, headers: Headers) -> ServiceTerms:
         """The terms of one request. Raises ``InvalidRequest`` naming the field, the value and the remedy.

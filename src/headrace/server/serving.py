@@ -23,7 +23,9 @@ from headrace.server.http_protocol import limits_of
 from headrace.server.http_server import HttpServer
 from headrace.server.listener import url_of
 from headrace.server.model_names import model_names
+from headrace.server.reload import Reloader
 from headrace.server.start_block import start_block
+from headrace.server.tls import tls_context
 from headrace.server.traffic import log_status
 
 
@@ -34,6 +36,7 @@ class Serving:
         self._config = config
         self._tokenizer = tokenizer
         self._chat = chat
+        self._tls = tls_context(config)
 
     @classmethod
     def load(cls, config: ServeConfig, path: Path) -> Serving:
@@ -47,15 +50,22 @@ class Serving:
     def start_block(self, supervisor: EngineSupervisor, sock: socket.socket) -> str:
         """What to print when everything is up."""
         name = model_names(self._config)[0]
-        return start_block(supervisor.info, self._config, name, url_of(sock), self._chat is not None)
+        url = url_of(sock, "http" if self._tls is None else "https")
+        return start_block(supervisor.info, self._config, name, url, self._chat is not None)
 
     async def run(self, supervisor: EngineSupervisor, metrics: Metrics, sock: socket.socket) -> None:
         """Serve until told to stop; from here on the HTTP server takes the signals."""
         context = create_context(supervisor, self._tokenizer, self._chat, self._config, metrics)
-        server = HttpServer(app_of(context), self._config, limits_of(self._config), context.drain, supervisor.close)
+        context.drain.when_on(supervisor.begin_drain)
+        server = HttpServer(
+            app_of(context), self._config, limits_of(self._config), context.drain, supervisor.close, self._tls
+        )
         status = asyncio.create_task(log_status(context.clock, context.traffic, lambda: supervisor.last_stats))
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+        loop = asyncio.get_running_loop()
+        loop.remove_signal_handler(signal.SIGTERM)
+        loop.add_signal_handler(signal.SIGHUP, Reloader(self._config, context.keys, self._tls).reload)
         try:
             await server.serve(sockets=[sock])
         finally:
+            loop.remove_signal_handler(signal.SIGHUP)
             status.cancel()

@@ -32,7 +32,7 @@ def start_block(info: EngineInfo, config: ServeConfig, model_name: str, url: str
             f"{info.max_num_queued_reqs} queued"
         ),
         "stages": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in info.stage_times_s.items()) or "-",
-        "keys": f"{len(config.all_keys)} API keys" if config.all_keys else "none needed",
+        "keys": _keys(config),
         "URL": f"{url}/v1",
     }
     width = max(map(len, rows))
@@ -49,7 +49,7 @@ def _curl(config: ServeConfig, model_name: str, url: str, has_chat: bool) -> str
     else:
         asked["prompt"] = "Once upon a time"
     words = ["curl", url + path, "-H", "content-type: application/json"]
-    if config.all_keys:
+    if config.has_keys:
         words += ["-H", "authorization: Bearer $HEADRACE_API_KEY"]
     quoted = [shlex.quote(word) if "$" not in word else f'"{word}"' for word in words]
     return " ".join([*quoted, "-d", shlex.quote(json.dumps(asked, ensure_ascii=False))])
@@ -61,6 +61,14 @@ def _tiers(info: EngineInfo) -> dict[str, str]:
     tiers = {"host memory": info.num_host_blocks, "disk": info.num_disk_blocks}
     sizes = [f"{format_bytes(count * block_bytes)} of {name}" for name, count in tiers.items() if count]
     return {"below it": ", ".join(sizes)} if sizes else {}
+
+
+def _keys(config: ServeConfig) -> str:
+    if not config.has_keys:
+        return "none needed"
+    settings = f"{len(config.all_keys)} API keys" if config.all_keys else ""
+    file = f"those in {config.api_key_file}" if config.api_key_file else ""
+    return " and ".join(filter(None, (settings, file)))
 
 
 def _names(config: ServeConfig, model_name: str) -> str:

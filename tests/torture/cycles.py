@@ -1,0 +1,110 @@
+"""Start and stop a server under load, again and again, in every way there is; nothing may be left behind.
+
+``python -m tests.torture.cycles --cycles 200`` prints what it found and fails if anything was left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import httpx
+
+from tests.server.served_process import ServedProcess, served
+from tests.tiny_model import write_tiny_model
+from tests.torture.processes import alive, descendants, leftovers
+
+WAYS = {
+    "SIGTERM": (signal.SIGTERM,),
+    "SIGINT": (signal.SIGINT,),
+    "SIGTERM twice": (signal.SIGTERM, signal.SIGTERM),
+    "SIGKILL": (signal.SIGKILL,),
+}
+EXIT_CODES = {"SIGKILL": -signal.SIGKILL}
+EXIT_WITHIN_S = 10.0
+GONE_WITHIN_S = 5.0
+NUM_STREAMS = 4
+
+
+@dataclass
+class CycleReport:
+    """What was found; all lists are empty when nothing is wrong. Times in seconds."""
+
+    num_cycles: int = 0
+    longest_stop_s: dict[str, float] = field(default_factory=dict)
+    orphans: list[str] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+    exit_codes: list[str] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        return not (self.orphans or self.leftovers or self.exit_codes)
+
+
+def run_cycles(num_cycles: int, folder: Path, seed: int = 0) -> CycleReport:
+    """Run so many cycles over the model in ``folder``, the ways of stopping in turn."""
+    rng, report, ways = random.Random(seed), CycleReport(), list(WAYS)
+    before = leftovers()
+    for number in range(num_cycles):
+        _cycle(ways[number % len(ways)], folder, rng, report)
+        report.num_cycles += 1
+    report.leftovers += sorted(leftovers() - before)
+    return report
+
+
+def _cycle(way: str, folder: Path, rng: random.Random, report: CycleReport) -> None:
+    with served(folder, "--drain-timeout", "0.5") as server:
+        streams = [threading.Thread(target=_stream, args=(server,)) for _ in range(NUM_STREAMS)]
+        for stream in streams:
+            stream.start()
+        time.sleep(rng.random() * 0.3)  # into whatever moment of their lives
+        below = descendants(server.process.pid)
+        started = time.monotonic()
+        for number in WAYS[way]:
+            server.process.send_signal(number)
+        code = server.process.wait(EXIT_WITHIN_S)
+        took_s = time.monotonic() - started
+        while alive(below) and time.monotonic() - started < took_s + GONE_WITHIN_S:
+            time.sleep(0.01)
+        report.orphans += [f"{way}: process {pid}" for pid in alive(below)]
+        report.longest_stop_s[way] = round(max(report.longest_stop_s.get(way, 0.0), took_s), 2)
+        if code != EXIT_CODES.get(way, 0):
+            report.exit_codes.append(f"{way}: {code}")
+        for stream in streams:
+            stream.join()
+
+
+def _stream(server: ServedProcess) -> None:
+    asked = {"prompt": ["x"] * 8, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with (
+        suppress(httpx.HTTPError),
+        httpx.stream("POST", f"{server.url}/completions", json=asked, timeout=30) as response,
+    ):
+        for _ in response.iter_raw():
+            pass
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cycles", type=int, default=200)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = run_cycles(arguments.cycles, write_tiny_model(Path(folder)))
+    print(json.dumps(asdict(report), indent=2))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(asdict(report)))
+    return 0 if report.is_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
