@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,12 +48,19 @@ class Refuse:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """The whole answer is this JSON."""
+
+    value: object
+
+
+@dataclass(frozen=True)
 class Hangup:
     """The connection is closed where it stands; behind the end of a whole answer, after that."""
 
 
 DONE = Send(b"data: [DONE]\n\n")
-Script = Sequence[Wait | Send | Refuse | Hangup]
+Script = Sequence[Wait | Send | Refuse | Answer | Hangup]
 
 
 @dataclass(frozen=True)
@@ -109,8 +117,10 @@ class ScriptedServer:
                     writer.write(b"0\r\n\r\n")
                 return False
             elif isinstance(step, Refuse):
-                body = json.dumps({"error": {"message": step.message}}).encode()
-                writer.write(f"HTTP/1.1 {step.status} No\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+                _write_whole(writer, step.status, {"error": {"message": step.message}})
+                return True
+            elif isinstance(step, Answer):
+                _write_whole(writer, 200, step.value)
                 return True
             else:
                 if not has_begun:
@@ -120,6 +130,11 @@ class ScriptedServer:
             await writer.drain()
         writer.write(b"0\r\n\r\n")
         return True
+
+
+def _write_whole(writer: asyncio.StreamWriter, status: int, value: object) -> None:
+    body = json.dumps(value).encode()
+    writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
 
 
 @asynccontextmanager
@@ -147,3 +162,24 @@ def reply(*chunks: float, prompt: int = 10, tokens: int | None = None) -> Script
         steps += [Wait(seconds), Send.text(f"t{number} ")]
     count = len(chunks) if tokens is None else tokens
     return [*steps, Send.text("", finish="stop"), Send.usage(prompt, count), DONE]
+
+
+@contextmanager
+def over_tcp(script: Callable[[Asked], Script]) -> Iterator[tuple[ScriptedServer, str]]:
+    """The same on a TCP port in a thread of its own, in real time, for whole commands; gives its URL."""
+    server = ScriptedServer(script)
+    loop = asyncio.new_event_loop()
+    listener = loop.run_until_complete(asyncio.start_server(server.serve, "127.0.0.1", 0))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield server, f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        listener.close()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()

@@ -17,11 +17,12 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A named line; points by growing x. ``is_marked`` shows each as a dot, for few measured points."""
+    """A named line; points by growing x. ``is_marked`` shows each as a dot; not ``is_joined``, as dots alone."""
 
     name: str
     points: Sequence[Point]
     is_marked: bool = False
+    is_joined: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def _line(series: Series, number: int, across: Scale, up: Scale) -> str:
     colour = f"s{number % NUM_COLOURS}"
     points = _thinned(series.points)
     path = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in points)
-    parts = [f'<polyline class="line {colour}" style="fill:none" points="{path}"/>']
+    parts = [f'<polyline class="line {colour}" style="fill:none" points="{path}"/>'] if series.is_joined else []
     if series.is_marked:
         for x, y in points:
             title = f"<title>{html.escape(series.name)}: {_short(y)} at {_short(x)}</title>"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from headrace.bench.comparison import Comparison, Ratio, compare
+from headrace.bench.comparison import Comparison, Figure, Ratio, compare
 from headrace.bench.figures import serving_figures
 from headrace.bench.report import ServingReport
 from headrace.bench.statistics import estimate
@@ -54,6 +54,16 @@ def render_servers(reports: Sequence[ServingReport], threshold: float) -> str:
         f"+ better, ! worse, ? beyond {100 * threshold:g} % but not beyond chance"
     )
     return "\n".join([*lines, "", note])
+
+
+def render_figures(name: str, figures: Mapping[str, Figure]) -> str:
+    """One result's figures: means, with intervals where there are several values."""
+    rows = [["figure", "mean", "95 % interval"]]
+    for label, figure in figures.items():
+        mean = estimate(figure.values)
+        interval = "-" if mean.half_width is None else f"{mean.low:.2f} to {mean.high:.2f}"
+        rows.append([f"{label} ({figure.unit})", f"{mean.mean:.2f}", interval])
+    return "\n".join([name, "", *_aligned(rows)])
 
 
 def _against_first(name: str, comparison: Comparison, report: ServingReport) -> str:

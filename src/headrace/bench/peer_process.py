@@ -15,9 +15,9 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,11 +32,12 @@ _PORT_FLAGS = ("--port", "-p")
 
 @dataclass(frozen=True, slots=True)
 class PeerCommand:
-    """``words`` with a port that is known, and what to call the server."""
+    """``words`` with a port that is known, and what to call the server; ``environ`` is added to ours."""
 
     name: str
     words: tuple[str, ...]
     port: int
+    environ: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -70,7 +71,7 @@ def parse_command(text: str) -> PeerCommand:
     else:
         name = Path(words[0]).name
     if any("{port}" in word for word in words):
-        port = _free_port()
+        port = free_port()
         return PeerCommand(name, tuple(word.replace("{port}", str(port)) for word in words), port)
     for flag, value in pairwise(words):
         if flag in _PORT_FLAGS and value.isdigit():
@@ -86,6 +87,7 @@ def running(command: PeerCommand, timeout_s: float) -> Iterator[RunningPeer]:
         try:
             process = subprocess.Popen(  # noqa: S603 - the user's own command, no shell
                 command.words,
+                env={**os.environ, **command.environ},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -150,7 +152,8 @@ def _end_of(descriptor: int) -> str:
     return " | ".join(line.strip() for line in text.splitlines()[-6:] if line.strip()) or "it said nothing"
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,7 +1,8 @@
 """Prompts of a wanted number of tokens, as text or as token ids, from nothing but a seed.
 
 A text is ordinary words that are one token each in usual vocabularies. With something that counts, words are
-added or taken away until the count is right; without, the number of words is the length, and reports say so.
+added or taken away until the count is right, or as near as whole words come; without, the number of words is the
+length, and reports say so.
 """
 
 from __future__ import annotations
@@ -61,17 +62,26 @@ class WordWriter:
         return "words" if self.count is None else "tokenizer"
 
     def write(self, num_tokens: int, rng: np.random.Generator) -> Prompt:
-        words = [WORDS[index] for index in rng.integers(len(WORDS), size=num_tokens)]
+        words = self._draw(num_tokens, rng)
         if self.count is None:
             return " ".join(words)
+        best, best_missing = words, num_tokens
         for _ in range(MAX_CORRECTIONS):
-            missing = num_tokens - self.count(" ".join(words))
+            count = self.count(" ".join(words))
+            missing = num_tokens - count
+            if abs(missing) < best_missing:
+                best, best_missing = list(words), abs(missing)
             if missing == 0:
                 break
-            if missing < 0:
-                del words[missing:]
-            words += [WORDS[index] for index in rng.integers(len(WORDS), size=max(missing, 0))]
-        return " ".join(words)
+            num_words = max(1, abs(missing) * len(words) // max(count, 1))
+            if missing > 0:
+                words += self._draw(num_words, rng)
+            else:
+                del words[max(1, len(words) - num_words) :]
+        return " ".join(best)
+
+    def _draw(self, num_words: int, rng: np.random.Generator) -> list[str]:
+        return [WORDS[index] for index in rng.integers(len(WORDS), size=num_words)]
 
     def join(self, parts: list[Prompt]) -> Prompt:
         return " ".join(part for part in parts if isinstance(part, str))

@@ -30,6 +30,30 @@ def _compare(argv: Sequence[str]) -> int:
     return bench_compare.main(argv)
 
 
+def _throughput(argv: Sequence[str]) -> int:
+    from headrace.cli import bench_offline
+
+    return bench_offline.throughput(argv)
+
+
+def _latency(argv: Sequence[str]) -> int:
+    from headrace.cli import bench_offline
+
+    return bench_offline.latency(argv)
+
+
+def _startup(argv: Sequence[str]) -> int:
+    from headrace.cli import bench_offline
+
+    return bench_offline.startup(argv)
+
+
+def _sweep(argv: Sequence[str]) -> int:
+    from headrace.cli import bench_sweep
+
+    return bench_sweep.main(argv)
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of benchmark: its name, its line in the help, and the function that imports and runs it."""
@@ -42,7 +66,11 @@ class Kind:
 KINDS = (
     Kind("serve", "load a server by URL and report latency, throughput and goodput", _serve),
     Kind("capacity", "find the highest rate at which a server keeps its objectives", _capacity),
+    Kind("throughput", "give the engine many prompts at once, in this process", _throughput),
+    Kind("latency", "run one batch after another, in this process", _latency),
+    Kind("startup", "time the start of the server, cold and warm", _startup),
     Kind("compare", "compare two results, or several servers in interleaved rounds", _compare),
+    Kind("sweep", "measure every combination of server and client settings", _sweep),
 )
 
 
