@@ -61,7 +61,8 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     """The engine's state after a step, with counters that only grow since the engine started.
 
     ``jain_index`` says how evenly tenants were served of late, ``step_cost_error`` by how much the cost model
-    misses the duration of a step, as the median of relative errors.
+    misses the duration of a step, as the median of relative errors. ``num_waiting_by_reason`` and ``waited_s`` tell
+    what waiting sequences wait for and how long they did so far, added up over sequences.
     """
 
     num_running: int
@@ -80,6 +81,8 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     tiers: TierUse | None = None
     jain_index: float = 1.0
     step_cost_error: float = 0.0
+    num_waiting_by_reason: dict[str, int] = {}
+    waited_s: dict[str, float] = {}
 
 
 class EngineClient(Protocol):

@@ -31,6 +31,7 @@ from headrace.core.timeline import SequenceTimeline
 from headrace.engine.constraints import Constraints, GrammarSource
 from headrace.engine.idle_audit import IdleAudit
 from headrace.engine.sequence_outputs import News, delta_output, last_output
+from headrace.engine.step_stats import step_stats
 from headrace.engine.text_stream import TextStream
 from headrace.engine.timeline import NoTimelines, TimelineRecorder, Timelines
 from headrace.scheduler.scheduler import Scheduler, SequenceUpdate, max_num_tokens
@@ -166,26 +167,7 @@ class Engine:
         return outputs
 
     def stats(self) -> StepStats:
-        kv = self._kv
-        num_tokens, num_samples, elapsed_s = self._last_step
-        return StepStats(
-            num_running=len(self._scheduler.running),
-            num_waiting=self._scheduler.num_waiting + self._constraints.num_waiting,
-            num_blocks=kv.num_blocks,
-            num_free_blocks=kv.num_free_blocks,
-            num_cached_blocks=kv.num_evictable_blocks,
-            num_step_tokens=num_tokens,
-            num_step_samples=num_samples,
-            step_s=elapsed_s,
-            prefix_query_tokens=kv.stats.query_tokens,
-            prefix_hit_tokens=kv.stats.hit_tokens,
-            num_preemptions=self._scheduler.num_preemptions,
-            num_evicted_blocks=kv.stats.evicted_blocks,
-            jain_index=self._scheduler.meters.counters.jain_index,
-            step_cost_error=self._scheduler.meters.costs.median_error,
-            prefix_restored_tokens=kv.stats.restored_tokens,
-            tiers=None if kv.tiers.is_off else kv.tiers.use(),
-        )
+        return step_stats(self._scheduler, self._kv, self._last_step, self._constraints.num_waiting)
 
     def close(self) -> None:
         self._constraints.close()

@@ -59,6 +59,15 @@ class MetricFamilies:
     def _define_engine_state(self) -> None:
         self.running = self._gauge("num_requests_running", "Sequences in the running batch")
         self.waiting = self._gauge("num_requests_waiting", "Sequences waiting to be scheduled")
+        self.waiting_for = self._gauge(
+            "num_requests_waiting_by_reason",
+            "Waiting sequences by what stood in their way in the last step",
+            "reason",
+        )
+        self.goodput_ratio = self._gauge(
+            "goodput_ratio", "Share of the latest 256 offered requests of a class that met all targets", "service_class"
+        )
+        self.tier_blocks = self._gauge("kv_tier_blocks", "KV blocks kept below the KV cache", "tier")
         self.kv_usage = self._gauge("kv_cache_usage_ratio", "Share of KV blocks held by running sequences, 0 to 1")
         self.kv_blocks = self._gauge("kv_cache_blocks", "KV blocks by state; their sum is the pool", "state")
         self.jain_index = self._gauge(
@@ -78,6 +87,15 @@ class MetricFamilies:
     def _define_counters(self) -> None:
         self.prefix_queries = self._counter("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache")
         self.prefix_hits = self._counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache")
+        self.prefix_restored = self._counter(
+            "prefix_cache_restored_tokens", "Prompt tokens brought back from the tiers below the KV cache"
+        )
+        self.tier_transfers = self._counter(
+            "kv_tier_transfers", "KV blocks copied between tiers: offload, restore, spill, fetch", "kind"
+        )
+        self.tier_losses = self._counter(
+            "kv_tier_losses", "KV blocks lost below the KV cache: dropped for room, or damaged", "cause"
+        )
         self.preemptions = self._counter("preemptions", "Sequences preempted because KV blocks ran out")
         self.evicted_blocks = self._counter("kv_cache_evicted_blocks", "Cached KV blocks given to new tokens")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that began to answer")
@@ -86,6 +104,13 @@ class MetricFamilies:
         self.success = self._counter("request_success", "Sequences that finished, by reason", "finished_reason")
         self.aborted = self._counter("requests_aborted", "Sequences ended by their client before they finished")
         self.failed = self._counter("requests_failed", "Sequences that ended in an error of the engine")
+        self.offered = self._counter(
+            "requests_offered", "Requests judged against their targets, refused ones included", "service_class"
+        )
+        self.on_target = self._counter("requests_on_target", "Those that met all of their targets", "service_class")
+        self.wait_time = self._counter(
+            "requests_waiting_seconds", "Seconds that sequences waited, added up, by what stood in their way", "reason"
+        )
         self.rejected = self._counter("requests_rejected", "Requests refused before any work was done", "reason")
         self.expired = self._counter("requests_expired", "Sequences ended because their own time was up")
         self.resumed = self._counter("requests_resumed", "Times a request carried on in the engine after its own")

@@ -18,8 +18,10 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from headrace.core.client import EngineInfo, StepStats
 from headrace.core.errors import DeadlineExceeded, EngineDead, HeadraceError, InvalidRequest, Overloaded, ShuttingDown
 from headrace.core.request import FinishReason, OutputError, Request, RequestOutput, RequestTimes
+from headrace.engine.goodput import Goodput, RequestVerdict
 from headrace.engine.metric_families import MetricFamilies
 from headrace.engine.metrics_compat import VllmNames
+from headrace.engine.scheduling_metrics import observe_tiers, observe_waits
 
 _MAX_ENDPOINTS = 64
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -64,12 +66,19 @@ class Metrics:
             for reason in ("invalid_request", "overloaded", "unavailable")
         }
         self._blocks = {state: self._families.kv_blocks.labels(state) for state in ("free", "cached", "used")}
+        self._goodput = Goodput(self._families)
         self._http_requests = _BoundedChildren(self._families.http_requests)
         self._http_responses = _BoundedChildren(self._families.http_responses)
 
     def open_meter(self, request: Request) -> RequestMeter:
         """Begin to measure a request that the engine was given."""
-        return RequestMeter(self._families, self._success, request)
+        return RequestMeter(self._families, self._success, RequestVerdict(self._goodput, request), request)
+
+    def observe_refused(self, request: Request, error: HeadraceError) -> None:
+        """A request that could have been served was refused with ``error`` before it had a meter."""
+        self.observe_rejected(error)
+        if not isinstance(error, InvalidRequest):
+            self._goodput.judge(request.service_class, is_good=False)
 
     def observe_rejected(self, error: HeadraceError) -> None:
         """A request was refused with ``error`` before any work was done for it."""
@@ -92,6 +101,7 @@ class Metrics:
         self._families.engine_up.set(0)
         self._families.running.set(0)
         self._families.waiting.set(0)
+        observe_waits(self._families, _NOTHING_YET, self._last)
         self._set_blocks(free=0, cached=0, total=0)
 
     def engine_restarted(self) -> None:
@@ -119,6 +129,9 @@ class Metrics:
         _add(families.prefix_hits, stats.prefix_hit_tokens - last.prefix_hit_tokens)
         _add(families.preemptions, stats.num_preemptions - last.num_preemptions)
         _add(families.evicted_blocks, stats.num_evicted_blocks - last.num_evicted_blocks)
+        _add(families.prefix_restored, stats.prefix_restored_tokens - last.prefix_restored_tokens)
+        observe_waits(families, stats, last)
+        observe_tiers(families, stats.tiers, last.tiers)
         self._last = stats
 
     def observe_event_loop_lag(self, lag_s: float) -> None:
@@ -152,17 +165,25 @@ class RequestMeter:
     Costs a few microseconds per output: no label look-up, no clock reading.
     """
 
-    __slots__ = ("_families", "_last_token_time", "_num_open", "_request", "_success")
+    __slots__ = ("_families", "_last_token_time", "_num_open", "_request", "_success", "_verdict")
 
-    def __init__(self, families: MetricFamilies, success: dict[FinishReason, Counter], request: Request) -> None:
+    def __init__(
+        self,
+        families: MetricFamilies,
+        success: dict[FinishReason, Counter],
+        verdict: RequestVerdict,
+        request: Request,
+    ) -> None:
         self._families = families
         self._success = success
+        self._verdict = verdict
         self._request = request
         self._num_open = request.sampling.n
         self._last_token_time: list[float] | None = None  # per sequence; None before the request's first token
 
     def observe(self, output: RequestOutput, now: float) -> None:
         """Take in an output that arrived at ``now``, seconds on the clock of ``Request.arrival_time``."""
+        self._verdict.observe(output, now)
         if output.token_ids:
             self._observe_tokens(output, now)
         if output.finish_reason is not None:
@@ -170,11 +191,20 @@ class RequestMeter:
 
     def abort(self) -> None:
         """The client ended the request: sequences still open count as aborted."""
+        self._verdict.withdraw()
         self._families.aborted.inc(self._num_open)
         self._num_open = 0
 
+    def refuse(self, error: HeadraceError) -> None:
+        """The engine did not take the request; that it was rejected is counted elsewhere."""
+        if isinstance(error, InvalidRequest):
+            self._verdict.withdraw()
+        else:
+            self._verdict.miss()
+
     def fail(self) -> None:
         """The engine lost the request: sequences still open count as failed."""
+        self._verdict.miss()
         self._families.failed.inc(self._num_open)
         self._num_open = 0
 

@@ -233,6 +233,7 @@ class StreamTable:
         stream = self._streams.get(request_id)
         if stream is not None:
             self._close(stream)
+            stream.meter.refuse(error)
             self._metrics.observe_rejected(error)
             stream.fail(error)
 
@@ -258,7 +259,7 @@ class StreamTable:
             self._check_room(request.sampling.n)
             send(Submit(request))
         except HeadraceError as error:
-            self._metrics.observe_rejected(error)
+            self._metrics.observe_refused(request, error)
             raise
 
     def _check_room(self, num_sequences: int) -> None:

@@ -1,4 +1,4 @@
-"""What is learned while a scheduler runs, whatever its policy: what steps and copies cost, each tenant's service."""
+"""What is learned while a scheduler runs, whatever its policy: what steps and copies cost, who is served, who waits."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from headrace.scheduler.cost_model import StepCostModel, StepFeatures
 from headrace.scheduler.fairness import ServiceCounters
 from headrace.scheduler.policy import SchedulerListener
 from headrace.scheduler.transfer_costs import TransferCosts
+from headrace.scheduler.wait_meter import WaitMeter
+from headrace.scheduler.waits import Waits
 
 
 class SchedulingMeters(SchedulerListener):
-    """Keeps the cost models and the service counters up to date."""
+    """Keeps the cost models, the service counters and the reasons for waiting up to date."""
 
     def __init__(self, costs: StepCostModel | None = None) -> None:
         self.costs = StepCostModel() if costs is None else costs
         self.transfers = TransferCosts()
         self.counters = ServiceCounters()
+        self.waits = WaitMeter()
         self.last_step = StepFeatures(0, 0, 0, 0)
 
     def on_queued(self, seq: Sequence) -> None:
@@ -28,12 +31,16 @@ class SchedulingMeters(SchedulerListener):
         if seq.num_preemptions == 0:  # computing again after a preemption is not the tenant's doing
             self.counters.charge_admission(seq)
 
+    def on_planned(self, plan: StepPlan, waits: Waits, now: float) -> None:
+        self.waits.note_plan(waits, now)
+
     def on_step(self, plan: StepPlan, result: StepResult, running: Mapping[int, Sequence], now: float) -> None:
         self.last_step = StepFeatures.of(plan)
         self.costs.observe(self.last_step, result.elapsed_s - result.transfer_s)
         self.transfers.observe(plan, result)
         self.counters.charge_step(plan, running)
         self.counters.refresh(now)
+        self.waits.note_step(now)
 
     def on_finished(self, seq: Sequence) -> None:
         self.counters.leave(seq)

@@ -347,7 +347,7 @@ class _StepDraft:
             reason = WaitReason.MAX_NUM_SEQS
         elif self.budget <= 0:
             reason = WaitReason.BUDGET
-        return Waits(reason, tuple(self.held))
+        return Waits(reason, tuple(self.held), num_waiting)
 
 
 def _fetch_ahead(waiting: WaitingLine, kv: KVCacheManager, now: float) -> None:

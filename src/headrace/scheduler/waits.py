@@ -28,8 +28,9 @@ class Waits:
     """Who waited in a step and why.
 
     ``reason`` is why the line as a whole went no further; ``None`` if everybody in it had a turn. ``held`` had their
-    turn and were passed over, each for a reason of its own.
+    turn and were passed over, each for a reason of its own. ``num_waiting`` counts both.
     """
 
     reason: WaitReason | None = None
     held: tuple[tuple[Sequence, WaitReason], ...] = ()
+    num_waiting: int = 0
