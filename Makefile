@@ -2,6 +2,7 @@
 # into .venv. A stamp per set of dependencies makes every target a no-op when nothing changed.
 
 MODEL ?=
+SEEDS ?= 0:10000
 ARGS ?=
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 DEPENDENCIES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -path csrc/tests -prune -o -type f -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check format test native-test native-sanitize bench docs stubs clean
+.PHONY: help install serve check format test simulations native-test native-sanitize bench docs stubs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +32,9 @@ format: $(VENV)/.installed-test ## format the code and apply safe lint fixes
 
 test: $(VENV)/.installed-test ## run every test; ARGS go to pytest
 	$(BIN)/python -m pytest $(ARGS)
+
+simulations: $(VENV)/.installed-test ## run ten thousand random simulations of the scheduler; SEEDS chooses others
+	$(BIN)/python -m tests.sim.random_simulations $(SEEDS)
 
 native-test: build/native/build.ninja ## build and run the tests of csrc
 	$(BIN)/ninja -C build/native native_tests

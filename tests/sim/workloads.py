@@ -50,6 +50,9 @@ def random_case(seed: int, policy: PolicyName | None = None) -> Case:
         block_size=BLOCK_SIZE,
         limits=BatchLimits(max_num_seqs, max_num_seqs + rng.choice([0, 3, 16, 64]), MAX_MODEL_LEN),
         enable_prefix_caching=rng.random() < 0.8,
+        num_host_blocks=(num_host_blocks := rng.choice([0, 0, 8, 100])),
+        num_disk_blocks=rng.choice([0, 60]) if num_host_blocks else 0,
+        block_transfer_s=step_s / 100,
     )
     return Case(requests, replica)
 

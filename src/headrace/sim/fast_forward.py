@@ -28,8 +28,9 @@ def skip_decodes(
     if not _all_decode(running, executor.last_features):
         return []
     limit = min(executor.num_tokens_before_last(seq) for seq in running)
-    # each sequence needs at most this many new blocks, the first perhaps at once
-    num_blocks_each = kv.num_available_blocks // len(running) - 1
+    # an eviction to a tier below is part of some step and takes time, so none is brought about here
+    num_blocks = kv.num_available_blocks if kv.tiers.is_off else kv.num_free_blocks
+    num_blocks_each = num_blocks // len(running) - 1  # one more than a stretch fills, as tables may be full
     limit = min(limit, num_blocks_each * kv.block_size)
     times = _step_ends(executor, clock, limit, min(until, _next_deadline(running)))
     for seq in running if times else ():

@@ -17,10 +17,16 @@ class Outcome(enum.Enum):
     SERVED = "served"
     REJECTED = "rejected"
     EXPIRED = "expired"
+    ABORTED = "aborted"
     FAILED = "failed"
     TOO_LONG = "too_long"
 
 
+_OUTCOME_OF_REASON: dict[FinishReason | None, Outcome] = {
+    FinishReason.STOP: Outcome.SERVED,
+    FinishReason.LENGTH: Outcome.SERVED,
+    FinishReason.ABORT: Outcome.ABORTED,
+}
 _OUTCOME_OF_ERROR = {Overloaded.__name__: Outcome.REJECTED, DeadlineExceeded.__name__: Outcome.EXPIRED}
 
 
@@ -103,4 +109,4 @@ class RequestRecord:
 def _outcome(last: RequestOutput) -> Outcome:
     if last.error is not None:
         return _OUTCOME_OF_ERROR.get(last.error.kind, Outcome.FAILED)
-    return Outcome.SERVED if last.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) else Outcome.FAILED
+    return _OUTCOME_OF_REASON.get(last.finish_reason, Outcome.FAILED)

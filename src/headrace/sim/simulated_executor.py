@@ -25,6 +25,15 @@ class ScriptedAnswer:
     token_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedDevice:
+    """Memory for so many KV blocks, and how long a step and the copy of a block take."""
+
+    num_blocks: int
+    step_time: StepTime
+    block_transfer_s: float = 0.0
+
+
 class SimulatedExecutor:
     """Implements ``core.step.Executor`` by moving a virtual clock.
 
@@ -32,11 +41,8 @@ class SimulatedExecutor:
     sequence and its position and on nothing else.
     """
 
-    def __init__(
-        self, num_blocks: int, step_time: StepTime, clock: VirtualClock, script: dict[int, ScriptedAnswer]
-    ) -> None:
-        self._num_blocks = num_blocks
-        self._step_time = step_time
+    def __init__(self, device: SimulatedDevice, clock: VirtualClock, script: dict[int, ScriptedAnswer]) -> None:
+        self._device = device
         self._clock = clock
         self._script = script
         self.last_features = StepFeatures(0, 0, 0, 0)
@@ -44,20 +50,22 @@ class SimulatedExecutor:
 
     @property
     def num_blocks(self) -> int:
-        return self._num_blocks
+        return self._device.num_blocks
 
     def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         self.last_features = StepFeatures.of(plan)
-        elapsed_s = self._take_time(plan.num_samples)
+        transfer_s = self._device.block_transfer_s * len(plan.transfers)
+        elapsed_s = transfer_s + (self._step_s(plan.num_samples) if plan.scheduled else 0.0)
+        self._let_pass(elapsed_s)
         tokens = [self._token(item.sample) for item in plan.scheduled if item.sample is not None]
-        return StepResult(tokens, elapsed_s)
+        return StepResult(tokens, elapsed_s, transfer_s=transfer_s)
 
     def repeat_decodes(self) -> None:
         """Take the time of the last step again, one token later; it must have been of decodes only."""
         last = self.last_features
         assert last.num_new_tokens == 0
         self.last_features = StepFeatures(last.num_decodes, last.decode_context + last.num_decodes, 0, 0)
-        self._take_time(last.num_decodes)
+        self._let_pass(self._step_s(last.num_decodes))
 
     def num_tokens_before_last(self, seq: Sequence) -> int:
         """How many tokens are still to come of a sequence before its last one."""
@@ -67,11 +75,12 @@ class SimulatedExecutor:
         """What every token of an answer is but the last."""
         return self._script[seq.seed].token_id
 
-    def _take_time(self, num_samples: int) -> float:
-        elapsed_s = self._step_time.step_s(self.last_features, num_samples)
-        self._clock.advance(elapsed_s)
-        self.busy_s += elapsed_s
-        return elapsed_s
+    def _step_s(self, num_samples: int) -> float:
+        return self._device.step_time.step_s(self.last_features, num_samples)
+
+    def _let_pass(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+        self.busy_s += seconds
 
     def _token(self, sample: SampleSpec) -> int:
         answer = self._script[sample.seed]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from headrace.cache.kv_cache import KVCacheManager
+from headrace.cache.tiers import BlockTiers
 from headrace.core.client import EngineInfo
 from headrace.core.clock import VirtualClock
 from headrace.core.errors import Overloaded
@@ -22,9 +23,10 @@ from headrace.engine.stop_matcher import StopStrings
 from headrace.engine.text_stream import TextStream
 from headrace.scheduler.build import BatchLimits, PolicyName, build_scheduler
 from headrace.scheduler.cost_model import StepCostModel, StepCosts
+from headrace.scheduler.policy import SchedulerListener
 from headrace.sim.fast_forward import skip_decodes
 from headrace.sim.record import Outcome, RequestRecord
-from headrace.sim.simulated_executor import EOS_TOKEN_ID, SimulatedExecutor
+from headrace.sim.simulated_executor import EOS_TOKEN_ID, SimulatedDevice, SimulatedExecutor
 from headrace.sim.step_time import StepTime
 from headrace.sim.workload import OfferedRequest
 
@@ -40,6 +42,7 @@ class Replica:
     """One engine as it is simulated: its policy, how long its steps take, and its limits.
 
     ``known_costs`` are what the policy believes of step times when it starts; it goes on learning from the steps.
+    ``block_transfer_s`` is how long copying one block between the pool and the tiers below it holds a step up.
     """
 
     policy: PolicyName
@@ -49,6 +52,9 @@ class Replica:
     block_size: int = 16
     limits: BatchLimits
     enable_prefix_caching: bool = True
+    num_host_blocks: int = 0
+    num_disk_blocks: int = 0
+    block_transfer_s: float = 0.0
 
 
 class _NoText:
@@ -71,16 +77,20 @@ class _NoTexts:
 class Simulator:
     """Plays requests, by arrival, to one engine. May be run once."""
 
-    def __init__(self, requests: Sequence[OfferedRequest], replica: Replica) -> None:
+    def __init__(
+        self, requests: Sequence[OfferedRequest], replica: Replica, listeners: Sequence[SchedulerListener] = ()
+    ) -> None:
         self._requests = requests
         self._max_model_len = replica.limits.max_model_len
         self._may_skip = replica.policy not in STEPWISE_POLICIES
         self.clock = VirtualClock()
-        self.kv = KVCacheManager(replica.num_blocks, replica.block_size, replica.enable_prefix_caching)
+        tiers = BlockTiers(replica.num_host_blocks, replica.num_disk_blocks)
+        self.kv = KVCacheManager(replica.num_blocks, replica.block_size, replica.enable_prefix_caching, tiers)
         costs = StepCostModel(replica.known_costs)
-        self.scheduler = build_scheduler(replica.policy, self.kv, replica.limits, costs)
+        self.scheduler = build_scheduler(replica.policy, self.kv, replica.limits, costs, listeners)
         script = {request.index: request.answer for request in requests}
-        self._executor = SimulatedExecutor(replica.num_blocks, replica.step_time, self.clock, script)
+        device = SimulatedDevice(replica.num_blocks, replica.step_time, replica.block_transfer_s)
+        self._executor = SimulatedExecutor(device, self.clock, script)
         info = _engine_info(replica)
         self.engine = Engine(self.scheduler, self.kv, self._executor, _NoTexts(), self.clock, info)
         self.records = [RequestRecord(request) for request in requests]
