@@ -33,15 +33,20 @@ inline void Finish(const MatmulTask& task, int panel, int row, const Vec* sums) 
   const int first = panel * kPanelRows;
   const int count = std::min(kPanelRows, task.weight->num_rows - first);
   float* out = task.out + static_cast<size_t>(row) * task.out_stride + first;
+  if (count == kPanelRows) {
+    for (int i = 0; i < kVecsPerPanel; ++i) {
+      Vec value = sums[i];
+      if (task.bias != nullptr) value += Load(task.bias + first + i * kLanes);
+      if (task.epilogue == Epilogue::kAdd) value = MulAdd(Splat(task.scale), value, Load(out + i * kLanes));
+      Store(out + i * kLanes, value);
+    }
+    return;
+  }
   alignas(64) float values[kPanelRows];
   for (int i = 0; i < kVecsPerPanel; ++i) Store(values + i * kLanes, sums[i]);
-  if (task.bias != nullptr) {
-    for (int n = 0; n < count; ++n) values[n] += task.bias[first + n];
-  }
-  if (task.epilogue == Epilogue::kStore) {
-    std::memcpy(out, values, count * sizeof(float));
-  } else {
-    for (int n = 0; n < count; ++n) out[n] += task.scale * values[n];
+  for (int n = 0; n < count; ++n) {
+    const float value = task.bias != nullptr ? values[n] + task.bias[first + n] : values[n];
+    out[n] = task.epilogue == Epilogue::kAdd ? task.scale * value + out[n] : value;
   }
 }
 
@@ -147,46 +152,55 @@ inline Sums AddDotInt8(Sums sums, Bytes word, Bytes x) {
 inline Vec FloatOfInt8(Sums sums) { return (Vec)_mm256_cvtepi32_ps(sums); }
 
 #else
-constexpr int kByteVecs = 2;
-struct Bytes {
-  uint8_t bytes[32];
-};
-struct Word {
-  int8_t bytes[4];
-};
-using Sums = IntVec;
+constexpr int kByteVecs = 4;  // 16-byte vectors, 4 rows at a time
+typedef int8_t SignedBytes __attribute__((vector_size(16)));
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+typedef int16_t Shorts __attribute__((vector_size(16)));
 inline Bytes LoadBytes(const void* from) {
   Bytes b;
-  std::memcpy(b.bytes, from, 32);
+  std::memcpy(&b, from, sizeof(b));
   return b;
 }
-inline Bytes LowNibbles(Bytes b) {
-  for (uint8_t& byte : b.bytes) byte &= 15;
-  return b;
+inline Bytes LowNibbles(Bytes b) { return b & 15; }
+inline Bytes HighNibbles(Bytes b) { return b >> 4; }
+// Four columns of x, twice: beside those of two rows.
+inline Shorts Broadcast4(const int8_t* from) {
+  const int16_t a = from[0], b = from[1], c = from[2], d = from[3];
+  return Shorts{a, b, c, d, a, b, c, d};
 }
-inline Bytes HighNibbles(Bytes b) {
-  for (uint8_t& byte : b.bytes) byte >>= 4;
-  return b;
+// Two rows each, four columns apart until the group is done. Products of four bits add up in 16 of them, as above.
+struct Sums {
+  Shorts narrow[2];
+  IntVec wide[2];  // of eight bits: a row's columns in pairs
+};
+inline Sums NoSums() { return {}; }
+inline Shorts FirstRows(SignedBytes b) {
+  return __builtin_convertvector(__builtin_shufflevector(b, b, 0, 1, 2, 3, 4, 5, 6, 7), Shorts);
 }
-inline Word Broadcast4(const int8_t* from) {
-  Word word;
-  std::memcpy(word.bytes, from, 4);
-  return word;
+inline Shorts LastRows(SignedBytes b) {
+  return __builtin_convertvector(__builtin_shufflevector(b, b, 8, 9, 10, 11, 12, 13, 14, 15), Shorts);
 }
-inline Sums NoSums() { return Sums{}; }
-template <typename Weight>
-inline Sums AddPortableDot(Sums sums, const Bytes& word, Word x) {
-  for (int row = 0; row < 8; ++row) {
-    for (int j = 0; j < 4; ++j) sums[row] += static_cast<Weight>(word.bytes[4 * row + j]) * x.bytes[j];
-  }
+inline IntVec AddNeighbours(Shorts s) { return (((IntVec)s << 16) >> 16) + ((IntVec)s >> 16); }
+inline Sums AddDot(Sums sums, Bytes word, Shorts x) {
+  sums.narrow[0] += FirstRows((SignedBytes)word) * x;
+  sums.narrow[1] += LastRows((SignedBytes)word) * x;
   return sums;
 }
-inline Sums AddDot(Sums sums, const Bytes& word, Word x) { return AddPortableDot<uint8_t>(sums, word, x); }
-inline Vec FloatOf(Sums sums) { return __builtin_convertvector(sums, Vec); }
+inline Sums AddDotInt8(Sums sums, Bytes word, Shorts x) {
+  sums.wide[0] += AddNeighbours(FirstRows((SignedBytes)word) * x);
+  sums.wide[1] += AddNeighbours(LastRows((SignedBytes)word) * x);
+  return sums;
+}
+inline Vec FloatOfPairs(IntVec first, IntVec last) {
+  return __builtin_convertvector(
+      __builtin_shufflevector(first, last, 0, 2, 4, 6) + __builtin_shufflevector(first, last, 1, 3, 5, 7), Vec);
+}
+inline Vec FloatOf(const Sums& sums) {
+  return FloatOfPairs(AddNeighbours(sums.narrow[0]), AddNeighbours(sums.narrow[1]));
+}
+inline Vec FloatOfInt8(const Sums& sums) { return FloatOfPairs(sums.wide[0], sums.wide[1]); }
 constexpr bool kBiasInt8 = false;
 inline Bytes BiasInt8(Bytes b) { return b; }
-inline Sums AddDotInt8(Sums sums, const Bytes& word, Word x) { return AddPortableDot<int8_t>(sums, word, x); }
-inline Vec FloatOfInt8(Sums sums) { return FloatOf(sums); }
 #endif
 
 static_assert(kByteVecs == kVecsPerPanel);

@@ -18,10 +18,13 @@
 
 namespace headrace::HEADRACE_ISA {
 
+// Never wider than a register: compilers take comparisons of wider vectors apart, lane by lane.
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
-#else
+#elif defined(__AVX2__)
 constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
 #endif
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
@@ -47,16 +50,20 @@ inline Vec Min(Vec a, Vec b) { return a > b ? b : a; }
 // Combines the lanes by halving: lane i with lane i + width / 2, the same order every time.
 template <typename Combine>
 inline float ReduceLanes(Vec v, const Combine& combine) {
-  typedef float Vec8 __attribute__((vector_size(32)));
   typedef float Vec4 __attribute__((vector_size(16)));
 #if defined(__AVX512F__)
+  typedef float Vec8 __attribute__((vector_size(32)));
   const Vec8 eight = combine(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
                              __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
-#else
-  const Vec8 eight = v;
+#elif defined(__AVX2__)
+  const Vec eight = v;
 #endif
+#if defined(__AVX2__)
   const Vec4 four = combine(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
                             __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+#else
+  const Vec4 four = v;
+#endif
   const Vec4 two = combine(four, __builtin_shufflevector(four, four, 2, 3, 2, 3));
   return combine(two, __builtin_shufflevector(two, two, 1, 1, 1, 1))[0];
 }
