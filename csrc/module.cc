@@ -184,8 +184,8 @@ NB_MODULE(_native, m) {
           [](KvMemory& self, const Array1<int32_t>& slots) {
             for (int32_t slot : Span(slots)) {
               Require(slot >= 0 && slot < int64_t{self.num_blocks()} * self.block_size(), "a slot is out of bounds");
-              self.ClearSlot(slot);
             }
+            for (int32_t slot : Span(slots)) self.ClearSlot(slot);
           },
           ArrayArg("slots"))
       .def_prop_ro("block_bytes", &KvMemory::block_bytes)
@@ -298,14 +298,14 @@ NB_MODULE(_native, m) {
       "pack_stored",
       [](const Array1<uint8_t>& blocks, int stored, int num_rows, int num_columns, int row_begin, int count,
          const OutArray1<uint8_t>& packed) {
-        Require(stored >= 0 && stored <= 2, "no such stored format");
+        Require(stored >= 0 && stored <= static_cast<int>(StoredFormat::kQ4_K), "no such stored format");
         const auto kind = static_cast<StoredFormat>(stored);
-        const int format = static_cast<int>(kind == StoredFormat::kQ8_0 ? WeightFormat::kInt8 : WeightFormat::kInt4);
-        const PackedMatrix shape = ShapeOf(format, num_rows, num_columns);
+        const StoredBlock block = BlockOf(kind);
+        const PackedMatrix shape = ShapeOf(static_cast<int>(block.packed), num_rows, num_columns);
         CheckPacking(shape, row_begin, count, packed);
-        Require(num_columns % kGroupColumns == 0, "stored blocks have 32 columns");
-        const size_t block_bytes = kind == StoredFormat::kQ4_0 ? 18 : kind == StoredFormat::kQ4_1 ? 20 : 34;
-        Require(blocks.shape(0) >= block_bytes * shape.num_groups() * count, "there are too few stored blocks");
+        Require(num_columns % block.num_columns == 0, "the columns are not whole stored blocks");
+        Require(blocks.shape(0) >= block.num_bytes * (num_columns / block.num_columns) * count,
+                "there are too few stored blocks");
         nb::gil_scoped_release released;
         PackStored(blocks.data(), kind, shape, row_begin, row_begin + count, packed.data());
       },

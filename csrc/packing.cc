@@ -115,43 +115,60 @@ void PackFloats(const float* values, const PackedMatrix& shape, int row_begin, i
   }
 }
 
-void PackStored(const uint8_t* blocks, StoredFormat stored, const PackedMatrix& shape, int row_begin, int row_end,
-                uint8_t* packed) {
-  const size_t block_bytes = stored == StoredFormat::kQ4_0 ? 18 : stored == StoredFormat::kQ4_1 ? 20 : 34;
+namespace {
+
+// One block of 32 columns into one group.
+void PackBlock(const uint8_t* block, StoredFormat stored, const Place& place) {
+  uint16_t scale;
+  std::memcpy(&scale, block, 2);
+  place.PutScale16(0, scale);
+  const uint8_t* values = block + 2;
+  if (stored == StoredFormat::kQ4_0) {
+    place.PutScale16(1, F16FromFloat(-8.0f * FloatFromF16(scale)));  // exact unless it overflows
+  } else if (stored == StoredFormat::kQ4_1) {
+    uint16_t minimum;
+    std::memcpy(&minimum, values, 2);
+    place.PutScale16(1, minimum);
+    values += 2;
+  }
+  // a stored block pairs column i with column 16 + i in a byte, as a packed group does: words of four columns
+  // move as they are
   const int num_words = stored == StoredFormat::kQ8_0 ? 8 : 4;
-  for (int row = row_begin; row < row_end; ++row) {
-    for (int group = 0; group < shape.num_groups(); ++group, blocks += block_bytes) {
-      const Place place = PlaceOf(shape, packed, row, group);
-      uint16_t scale;
-      std::memcpy(&scale, blocks, 2);
-      place.PutScale16(0, scale);
-      const uint8_t* values = blocks + 2;
-      if (stored == StoredFormat::kQ4_0) {
-        place.PutScale16(1, F16FromFloat(-8.0f * FloatFromF16(scale)));  // exact unless it overflows
-      } else if (stored == StoredFormat::kQ4_1) {
-        uint16_t minimum;
-        std::memcpy(&minimum, blocks + 2, 2);
-        place.PutScale16(1, minimum);
-        values += 2;
-      }
-      // a stored block pairs column i with column 16 + i in a byte, as a packed group does: words of four columns
-      // move as they are
-      for (int v = 0; v < num_words; ++v) std::memcpy(place.values() + 64 * v + 4 * place.row, values + 4 * v, 4);
+  for (int v = 0; v < num_words; ++v) std::memcpy(place.values() + 64 * v + 4 * place.row, values + 4 * v, 4);
+}
+
+// One block of 256 columns into eight groups: two f16 factors, then six bits of scale and six of minimum for each
+// group (those of the last four in pieces), then pairs of groups in the halves of 32 bytes. A product of a factor and
+// six bits is exact in f32.
+void PackSuperBlock(const uint8_t* block, const PackedMatrix& shape, uint8_t* packed, int row, int first_group) {
+  uint16_t factors[2];
+  std::memcpy(factors, block, 4);
+  const uint8_t *bits = block + 4, *nibbles = block + 16;
+  for (int i = 0; i < 8; ++i) {
+    const Place place = PlaceOf(shape, packed, row, first_group + i);
+    const int scale = i < 4 ? bits[i] & 63 : (bits[i + 4] & 15) | bits[i - 4] >> 6 << 4;
+    const int minimum = i < 4 ? bits[i + 4] & 63 : bits[i + 4] >> 4 | bits[i] >> 6 << 4;
+    place.PutScale32(0, FloatFromF16(factors[0]) * static_cast<float>(scale));
+    place.PutScale32(1, -(FloatFromF16(factors[1]) * static_cast<float>(minimum)));
+    for (int column = 0; column < kGroupColumns; ++column) {
+      const uint8_t pair = nibbles[i / 2 * kGroupColumns + column];
+      place.PutNibble(column, i % 2 == 0 ? pair & 15 : pair >> 4);
     }
   }
 }
 
-void PackNibbles(const uint8_t* nibbles, const float* scales, const float* minima, const PackedMatrix& shape,
-                 int row_begin, int row_end, uint8_t* packed) {
-  const int num_groups = shape.num_groups();
+}  // namespace
+
+void PackStored(const uint8_t* blocks, StoredFormat stored, const PackedMatrix& shape, int row_begin, int row_end,
+                uint8_t* packed) {
+  const StoredBlock block = BlockOf(stored);
+  const int groups_per_block = block.num_columns / kGroupColumns;
   for (int row = row_begin; row < row_end; ++row) {
-    const size_t local = row - row_begin;
-    for (int group = 0; group < num_groups; ++group) {
-      const Place place = PlaceOf(shape, packed, row, group);
-      place.PutScale32(0, scales[local * num_groups + group]);
-      place.PutScale32(1, minima[local * num_groups + group]);
-      for (int i = 0; i < kGroupColumns; ++i) {
-        place.PutNibble(i, nibbles[(local * num_groups + group) * kGroupColumns + i] & 15);
+    for (int group = 0; group < shape.num_groups(); group += groups_per_block, blocks += block.num_bytes) {
+      if (stored == StoredFormat::kQ4_K) {
+        PackSuperBlock(blocks, shape, packed, row, group);
+      } else {
+        PackBlock(blocks, stored, PlaceOf(shape, packed, row, group));
       }
     }
   }

@@ -7,22 +7,33 @@
 
 namespace headrace {
 
-// The 32-column blocks a GGUF file stores that kInt4 and kInt8 can hold without loss.
-enum class StoredFormat : int32_t { kQ4_0 = 0, kQ4_1 = 1, kQ8_0 = 2 };
+// The blocks a GGUF file stores that a packed format can hold without loss.
+enum class StoredFormat : int32_t { kQ4_0 = 0, kQ4_1 = 1, kQ8_0 = 2, kQ4_K = 3 };
+
+struct StoredBlock {
+  int num_columns;
+  size_t num_bytes;
+  WeightFormat packed;
+};
+
+constexpr StoredBlock BlockOf(StoredFormat stored) {
+  switch (stored) {
+    case StoredFormat::kQ4_0: return {32, 18, WeightFormat::kInt4};
+    case StoredFormat::kQ4_1: return {32, 20, WeightFormat::kInt4};
+    case StoredFormat::kQ8_0: return {32, 34, WeightFormat::kInt8};
+    case StoredFormat::kQ4_K: return {256, 144, WeightFormat::kInt4Wide};
+  }
+  return {};
+}
 
 // Packs rows [row_begin, row_end) (a multiple of 16 to begin with) of a row-major matrix into `packed`.
 // From f32 into kF32, kF16, kBF16 or, rounding to the nearest of 255 steps per group, kInt8. Into kInt4 the
 // group's range is divided into 15 steps.
 void PackFloats(const float* values, const PackedMatrix& shape, int row_begin, int row_end, uint8_t* packed);
 
-// From stored blocks, bit for bit.
+// From stored blocks, bit for bit; the matrix has whole blocks, and the format BlockOf says.
 void PackStored(const uint8_t* blocks, StoredFormat stored, const PackedMatrix& shape, int row_begin, int row_end,
                 uint8_t* packed);
-
-// From 4-bit values with f32 scales and minima per group: values [rows, columns] of 0..15, the others
-// [rows, columns / 32]. Into kInt4Wide.
-void PackNibbles(const uint8_t* nibbles, const float* scales, const float* minima, const PackedMatrix& shape,
-                 int row_begin, int row_end, uint8_t* packed);
 
 // One row, widened to f32 [num_columns].
 void UnpackRow(const PackedMatrix& matrix, int row, float* out);

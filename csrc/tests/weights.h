@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "../half.h"
 #include "../packing.h"
@@ -38,12 +39,23 @@ inline OwnedMatrix RandomMatrix(WeightFormat format, int num_rows, int num_colum
                num_rows, matrix.bytes.data());
     return matrix;
   }
-  const size_t num_groups = static_cast<size_t>(num_rows) * matrix.shape.num_groups();
-  std::vector<uint8_t> nibbles(num_groups * kGroupColumns);
+  // nothing but whole stored blocks is packed into this format, and sizes here are to be of every kind
+  const int num_groups = matrix.shape.num_groups();
+  const size_t num_all = static_cast<size_t>(num_rows) * num_groups;
+  std::vector<uint8_t> nibbles(num_all * kGroupColumns);
   for (uint8_t& nibble : nibbles) nibble = static_cast<uint8_t>(Integer(random, 0, 16));
-  std::vector<float> scales = Normals(random, num_groups, deviation / 8),
-                     minima = Normals(random, num_groups, deviation);
-  PackNibbles(nibbles.data(), scales.data(), minima.data(), matrix.shape, 0, num_rows, matrix.bytes.data());
+  const std::vector<float> scales = Normals(random, num_all, deviation / 8), minima = Normals(random, num_all, deviation);
+  for (int row = 0; row < num_rows; ++row) {
+    uint8_t* panel = matrix.bytes.data() + row / kPanelRows * matrix.shape.panel_bytes();
+    for (int group = 0; group < num_groups; ++group) {
+      const size_t index = static_cast<size_t>(row) * num_groups + group;
+      uint8_t* values = panel + ValueOffset(format, group) + row % kPanelRows * 4;
+      const uint8_t* of_group = nibbles.data() + index * kGroupColumns;
+      for (int i = 0; i < 16; ++i) values[i / 4 * 64 + i % 4] = of_group[i] | of_group[16 + i] << 4;
+      std::memcpy(panel + ScaleOffset(format, group) + row % kPanelRows * 4, &scales[index], 4);
+      std::memcpy(panel + ScaleOffset(format, group) + 64 + row % kPanelRows * 4, &minima[index], 4);
+    }
+  }
   return matrix;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -110,3 +111,15 @@ def test_weights_of_another_model_are_refused(model: tuple[ModelConfig, NativeWe
     del vectors["final_norm"]
     with pytest.raises(ConfigError):
         build_program(config, NativeWeights(PackedModel(weights.packed.matrices, vectors), WeightChoice.INT8), tuning)
+
+
+def test_heads_the_kernels_cannot_run_are_refused_before_anything_is_packed(
+    model: tuple[ModelConfig, NativeWeights], tmp_path: Path
+) -> None:
+    checkpoint = open_checkpoint(write_tiny_model(tmp_path))
+    config = replace(model[0], head_dim=20)
+    packed: list[int] = []
+    with pytest.raises(ConfigError, match=r"head_dim is 20, .* multiples of 16.*--backend torch") as caught:
+        load_weights(checkpoint, config, "auto", 1, lambda done, total: packed.append(done))
+    assert caught.value.field == "head_dim"
+    assert packed == []

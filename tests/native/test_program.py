@@ -16,7 +16,7 @@ from headrace.native.packing import PackedWeight
 from headrace.native.program import NativeProgram, NativeRuntime, RuntimeSizes
 from tests.native.configs import SHAPES, random_matrices, random_vectors
 from tests.native.naive_model import naive_hidden, naive_logits
-from tests.native.native_run import NativeRun
+from tests.native.native_run import BLOCK_SIZE, NativeRun
 
 TOKENS = np.random.default_rng(0).integers(0, 67, 45).tolist()
 OTHERS = np.random.default_rng(1).integers(0, 67, 31).tolist()
@@ -120,6 +120,19 @@ def test_cleared_slots_hold_no_nan_for_those_who_look_at_them_later(kv_format) -
     run.runtime.clear_slots(np.concatenate([broken_slots, run.slots[0]]))
     run.step({0: [7]})
     assert run.is_finite == {0: True}
+
+
+def test_slots_are_cleared_all_or_none() -> None:
+    run = NativeRun(build(SHAPES["llama"]))
+    run.step({0: TOKENS[:20]})
+    block = run.slots[0][0] // BLOCK_SIZE
+    before = run.runtime.host_arena(1)
+    run.runtime.copy_out(np.array([block], np.int32), before, np.array([0], np.int32))
+    with pytest.raises(ValueError, match="out of bounds"):
+        run.runtime.clear_slots(np.array([run.slots[0][0], 1 << 20], np.int32))
+    after = run.runtime.host_arena(1)
+    run.runtime.copy_out(np.array([block], np.int32), after, np.array([0], np.int32))
+    assert np.array_equal(before, after)
 
 
 def test_the_arena_holds_a_programs_buffers_without_overlap() -> None:

@@ -22,6 +22,7 @@ from headrace.core.model_config import ModelConfig
 from headrace.executor.native_weights import Progress, WeightChoice, pack_model, weight_choice
 from headrace.native.compiled import CompiledModel
 from headrace.native.host import Host
+from headrace.native.operations import HEAD_DIM_STEP
 from headrace.native.packed_model import PackedModel
 from headrace.native.program import NativeProgram
 from headrace.native.tuning import MatrixShape, TuningTable, default_table, tune
@@ -46,7 +47,16 @@ class NativeWeights:
 def load_weights(
     source: Checkpoint | CompiledModel, model: ModelConfig, dtype: str, threads: int, progress: Progress
 ) -> NativeWeights:
-    """Pack a checkpoint's weights as ``dtype`` asks, or take a compiled folder's. Raises ``ConfigError``."""
+    """Pack a checkpoint's weights as ``dtype`` asks, or take a compiled folder's.
+
+    Raises ``ConfigError``, before anything is packed for a model that the kernels cannot run.
+    """
+    if model.head_dim % HEAD_DIM_STEP:
+        raise ConfigError(
+            f"head_dim is {model.head_dim}, but the native kernels take multiples of {HEAD_DIM_STEP}; run this model "
+            "with --backend torch",
+            "head_dim",
+        )
     if isinstance(source, Checkpoint):
         choice = weight_choice(dtype)
         return NativeWeights(pack_model(source, model, choice, threads, progress), choice)

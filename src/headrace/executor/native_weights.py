@@ -36,6 +36,7 @@ _STORED = {
     TensorType.Q4_0: StoredFormat.Q4_0,
     TensorType.Q4_1: StoredFormat.Q4_1,
     TensorType.Q8_0: StoredFormat.Q8_0,
+    TensorType.Q4_K: StoredFormat.Q4_K,
 }
 
 _AUTO = {
@@ -141,7 +142,7 @@ def _exact_format(views: list[TensorView], choice: WeightChoice) -> StoredFormat
     if len(layouts) != 1:
         return None
     layout = layouts.pop()
-    if layout is None or choice.value not in (None, layout.packed):
+    if layout is None or (choice.value is not None and choice.value.label != layout.packed.label):
         return None
     return layout
 

@@ -15,9 +15,11 @@ GROUP_COLUMNS = 32
 ALIGNMENT = 64
 """Bytes that buffers and packed matrices are aligned to: one cache line, the widest vector."""
 
-
 BLOCK_SIZE_STEP = 16
 """KV blocks hold a multiple of so many positions, read side by side."""
+
+HEAD_DIM_STEP = 16
+"""Attention heads have a multiple of so many dimensions, as many as the widest vector holds."""
 
 
 class WeightFormat(enum.IntEnum):

@@ -1,7 +1,7 @@
 """Weights in the layout the kernels read, made from stored tensors a few rows at a time.
 
 What a file stores in a layout the kernels can hold is taken over bit for bit; the rest is widened to float32
-and packed from there. Knows no model and no file format beyond the three block layouts it takes as they are.
+and packed from there. Knows no model and no file format beyond the four block layouts it takes as they are.
 """
 
 from __future__ import annotations
@@ -30,10 +30,19 @@ class StoredFormat(enum.IntEnum):
     Q4_0 = 0
     Q4_1 = 1
     Q8_0 = 2
+    Q4_K = 3
 
     @property
     def packed(self) -> WeightFormat:
-        return WeightFormat.INT8 if self is StoredFormat.Q8_0 else WeightFormat.INT4
+        return _PACKED_AS[self]
+
+
+_PACKED_AS = {
+    StoredFormat.Q4_0: WeightFormat.INT4,
+    StoredFormat.Q4_1: WeightFormat.INT4,
+    StoredFormat.Q8_0: WeightFormat.INT8,
+    StoredFormat.Q4_K: WeightFormat.INT4_WIDE,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
