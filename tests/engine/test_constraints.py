@@ -29,8 +29,9 @@ TOKENIZER = library_tokenizer(TABLE)
 class HeldGrammars:
     """Compiles when ``release`` is called, in this thread; ``refuse`` lets every waiting compilation fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_forced_tokens: int = 0) -> None:
         self.waiting: list[tuple[Constraint, Future[Grammar]]] = []
+        self.max_forced_tokens = max_forced_tokens
         self._filler = MaskFiller(VOCAB_SIZE, 1)
 
     def compile(self, constraint: Constraint) -> Future[Grammar]:
@@ -59,7 +60,12 @@ class HeldGrammars:
 class MaskedExecutor(ContentExecutor):
     """Chooses the allowed token that comes next after the one it would have liked."""
 
+    fail_next = False
+
     def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
+        if self.fail_next:
+            self.fail_next = False
+            raise OSError("no luck")
         result = super().execute(plan, None)
         if token_mask is None:
             return result
@@ -159,6 +165,53 @@ def test_preempted_sequences_keep_their_place_in_the_grammar() -> None:
     assert house.scheduler.num_preemptions > 0
     for name in ("a", "b", "c"):
         assert joined(outputs, name)[0] == "AB" * 10 + "C"
+
+
+@pytest.mark.parametrize("regex", ["ABCDE(FG|HI)JKL", "(ABC|ADE)FGH", "A{20}", "AB(C|D)*E"])
+def test_g22_forced_tokens_change_the_steps_and_nothing_else(regex: str) -> None:
+    answers, num_steps = [], []
+    for max_forced_tokens in (0, 64, 2):
+        grammars = HeldGrammars(max_forced_tokens)
+        house = house_with(grammars)
+        house.engine.submit(constrained(regex, n=2))
+        grammars.release()
+        outputs = house.run()
+        answers.append([(joined(outputs, index=index)[:2], joined(outputs, index=index)[2].usage) for index in (0, 1)])
+        num_steps.append(len(house.executor.plans))
+    assert answers[0] == answers[1] == answers[2]
+    assert num_steps[1] < num_steps[2] < num_steps[0] or regex == "AB(C|D)*E"
+
+
+def test_forced_tokens_stop_at_the_length_limit_and_at_stop_strings() -> None:
+    grammars = HeldGrammars(64)
+    house = house_with(grammars)
+    house.engine.submit(constrained("ABCDEFGH", "long", max_tokens=5))
+    house.engine.submit(constrained("ABCDEFGH", "stop", stop=("CD",)))
+    grammars.release()
+    outputs = house.run()
+    assert joined(outputs, "long")[0] == "ABCDE"
+    assert joined(outputs, "long")[2].finish_reason is FinishReason.LENGTH
+    text, token_ids, last = joined(outputs, "stop")
+    assert (text, len(token_ids), last.stop_reason) == ("AB", 4, "CD")
+
+
+def test_tokens_whose_logprobs_are_wanted_are_all_sampled() -> None:
+    grammars = HeldGrammars(64)
+    house = house_with(grammars)
+    house.engine.submit(constrained("ABCDEF", logprobs=0))
+    grammars.release()
+    assert joined(house.run())[0] == "ABCDEF"
+    assert len(house.executor.plans) == 6
+
+
+def test_a_failed_step_lets_go_of_its_mask() -> None:
+    grammars = HeldGrammars()
+    house = house_with(grammars)
+    house.executor.fail_next = True
+    house.engine.submit(constrained("AB"))
+    grammars.release()
+    (output,) = house.run()
+    assert output.finish_reason is FinishReason.ERROR
 
 
 def test_an_engine_without_a_vocabulary_refuses_constraints() -> None:

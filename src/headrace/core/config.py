@@ -128,6 +128,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool, _meta("scheduler", "record where the time of each request goes, for headrace why and x-headrace-timing")
     ] = True
 
+    max_forced_tokens: Annotated[
+        int,
+        _meta(
+            "scheduler",
+            "most tokens appended at once where a grammar leaves only one way on; 0 samples every token",
+            unit="count",
+            ge=0,
+            le=1024,
+        ),
+    ] = 64
+
     block_size: Annotated[
         int, _meta("cache", "tokens per KV block", aliases=("page-size", "tokens-per-block"), ge=1, le=1024)
     ] = 16

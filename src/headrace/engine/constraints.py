@@ -8,7 +8,8 @@ filling of masks happen elsewhere (``grammar/``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
@@ -16,7 +17,7 @@ from typing import NoReturn, Protocol
 from headrace.core.constraint import Constraint
 from headrace.core.errors import HeadraceError, InvalidRequest
 from headrace.core.request import Request
-from headrace.core.sequence import Sequence as TokenSequence
+from headrace.core.sequence import Sequence
 from headrace.core.step import PendingMask, StepPlan
 from headrace.grammar.masks import MaskRows
 from headrace.grammar.matcher import GrammarMatcher
@@ -30,11 +31,18 @@ class GrammarSource(Protocol):
 
     def start_mask(self, rows: MaskRows) -> PendingMask: ...
 
+    @property
+    def max_forced_tokens(self) -> int:
+        """Most tokens to append to a sequence without sampling them; 0 samples every token."""
+        ...
+
     def close(self) -> None: ...
 
 
 class NoGrammars:
     """The source of an engine without a vocabulary: no constraint can be followed."""
+
+    max_forced_tokens = 0
 
     def compile(self, constraint: Constraint) -> NoReturn:
         raise InvalidRequest("this engine follows no constraints; leave it out", constraint.param)
@@ -54,7 +62,7 @@ class WaitingRequest:
     """
 
     request: Request
-    sequences: list[TokenSequence]
+    sequences: list[Sequence]
     grammar: Future[Grammar]
 
     @property
@@ -68,16 +76,23 @@ class WaitingRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Follower:
+    """A sequence's place in its grammar. ``max_forced_tokens`` is 0 where every token must have its logits."""
+
     grammar: Grammar
     matcher: GrammarMatcher
+    max_forced_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a token did to a constrained sequence: whether it must end now, and why it failed if it did."""
+    """What a token did to a constrained sequence: the tokens that must follow, whether it must end after them.
+
+    ``failure`` is why the grammar cannot be followed any further, if it cannot.
+    """
 
     must_end: bool = False
     failure: str = ""
+    forced_token_ids: SequenceOf[int] = ()
 
 
 _UNCONSTRAINED = Progress()
@@ -91,6 +106,7 @@ class Constraints:
         self._eos_token_ids = eos_token_ids
         self._waiting: dict[str, WaitingRequest] = {}
         self._followers: dict[int, _Follower] = {}
+        self._mask: PendingMask | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -101,7 +117,7 @@ class Constraints:
     def has_settled(self) -> bool:
         return any(each.grammar.done() for each in self._waiting.values())
 
-    def begin(self, request: Request, sequences: Sequence[TokenSequence]) -> None:
+    def begin(self, request: Request, sequences: SequenceOf[Sequence]) -> None:
         """Have the grammar of a request compiled. Raises ``InvalidRequest`` where none can be followed."""
         assert request.constraint is not None
         grammar = self._grammars.compile(request.constraint)
@@ -119,11 +135,11 @@ class Constraints:
                 self._follow(settled)
             yield settled
 
-    def is_waiting(self, seq: TokenSequence) -> bool:
+    def is_waiting(self, seq: Sequence) -> bool:
         waiting = self._waiting.get(seq.request.request_id)
         return waiting is not None and seq in waiting.sequences
 
-    def forget(self, seq: TokenSequence) -> None:
+    def forget(self, seq: Sequence) -> None:
         """A sequence has ended, whether it waited or followed."""
         if self.is_waiting(seq):
             self._waiting[seq.request.request_id].sequences.remove(seq)
@@ -139,9 +155,15 @@ class Constraints:
         matchers = [
             (row, self._followers[seq_id].matcher) for row, seq_id in enumerate(sampling) if seq_id in self._followers
         ]
-        return self._grammars.start_mask(MaskRows(len(sampling), matchers)) if matchers else None
+        self._mask = self._grammars.start_mask(MaskRows(len(sampling), matchers)) if matchers else None
+        return self._mask
 
-    def advance(self, seq: TokenSequence, token_id: int) -> Progress:
+    def abandon_mask(self) -> None:
+        """The step failed: its matchers may be let go once nobody works on them any more."""
+        if self._mask is not None:
+            self._mask.wait()
+
+    def advance(self, seq: Sequence, token_id: int) -> Progress:
         """Move a sequence's grammar by a sampled token; unconstrained sequences are never the worse for it."""
         follower = self._followers.get(seq.seq_id)
         if follower is None:
@@ -149,7 +171,9 @@ class Constraints:
         matcher = follower.matcher
         if matcher.failure or not matcher.accept(token_id):
             return Progress(failure=matcher.failure or f"token {token_id} does not fit the grammar")
-        return Progress(must_end=matcher.must_end)
+        forced = matcher.forced_tokens()[: follower.max_forced_tokens] if follower.max_forced_tokens else []
+        matcher.accept_all(forced)
+        return Progress(matcher.must_end, forced_token_ids=forced)
 
     def close(self) -> None:
         self._grammars.close()
@@ -159,7 +183,8 @@ class Constraints:
         stop_token_ids = self._eos_token_ids.union(settled.request.sampling.stop_token_ids)
         for seq in settled.sequences:
             matcher = grammar.new_matcher(stop_token_ids)
-            self._followers[seq.seq_id] = _Follower(grammar, matcher)
+            max_forced = 0 if settled.request.sampling.logprobs is not None else self._grammars.max_forced_tokens
+            self._followers[seq.seq_id] = _Follower(grammar, matcher, max_forced)
             output = seq.token_ids[seq.num_prompt_tokens :]  # of an earlier engine, for a resumed sequence
             if matcher.accept_all(output) < len(output):
                 raise RuntimeError(f"{seq} does not follow the grammar it was generated under")

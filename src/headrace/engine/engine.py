@@ -29,6 +29,7 @@ from headrace.core.sequence import Sequence
 from headrace.core.step import Executor, StepPlan
 from headrace.core.timeline import SequenceTimeline
 from headrace.engine.constraints import Constraints, GrammarSource
+from headrace.engine.continuation import Continuation, Taken
 from headrace.engine.idle_audit import IdleAudit
 from headrace.engine.sequence_outputs import News, delta_output, last_output
 from headrace.engine.step_stats import step_stats
@@ -43,6 +44,10 @@ MAX_CONSECUTIVE_FAILED_STEPS = 3
 
 GRAMMAR_WAIT_S = 0.005
 """How long a step that has nothing to compute waits for a grammar before it looks at the inbox again."""
+
+
+_NOTHING = Taken("", ())
+"""What is taken in of a step that sampled no token of a sequence."""
 
 
 class TextSource(Protocol):
@@ -88,6 +93,7 @@ class Engine:
         self._clock = clock
         self._eos_token_ids = frozenset(info.eos_token_ids)
         self._constraints = Constraints(texts.grammars, self._eos_token_ids)
+        self._continuation = Continuation(scheduler, self._constraints)
         self._live: dict[int, _Live] = {}
         self._seq_ids: dict[str, list[int]] = {}
         self._next_seq_id = 0
@@ -228,6 +234,7 @@ class Engine:
         try:
             result = self._executor.execute(plan, self._constraints.start_mask(plan))
         except Exception as error:
+            self._constraints.abandon_mask()
             self._num_failed_steps += 1
             logger.exception("step %d failed in the executor; %d sequences end", plan.step_id, len(plan.scheduled))
             if self._num_failed_steps >= MAX_CONSECUTIVE_FAILED_STEPS:
@@ -242,46 +249,16 @@ class Engine:
         live = self._live[update.seq.seq_id]
         if update.error is not None:
             return self._last_output(live, News(error=OutputError("RequestFailed", update.error)))
-        text = ""
-        if update.token_id is not None:
-            text = self._push_text(live, update.token_id)
-            failure = self._follow_grammar(live.seq, update.token_id)
-            if failure:
-                return self._last_output(live, News(error=OutputError("RequestFailed", failure)))
+        taken = _NOTHING if update.token_id is None else self._continuation.take(live.seq, live.text, update.token_id)
+        if taken.failure:
+            return self._last_output(live, News(error=OutputError("RequestFailed", taken.failure)))
         if live.seq.is_finished:
-            return self._last_output(live, News(text + live.text.finish(), update))
-        return delta_output(live.seq, News(text, update))
+            return self._last_output(live, News(taken.text + live.text.finish(), taken.token_ids, update))
+        return delta_output(live.seq, News(taken.text, taken.token_ids, update))
 
     def _overdue_output(self, seq: Sequence, error: HeadraceError) -> RequestOutput:
         live = self._live[seq.seq_id]
         return self._last_output(live, News(live.text.finish(), error=OutputError.of(error)))
-
-    def _push_text(self, live: _Live, token_id: int) -> str:
-        """Text that became safe with ``token_id``; a stop string in it ends the sequence."""
-        seq = live.seq
-        ended_by_token = seq.finish_reason is FinishReason.STOP
-        if ended_by_token and not seq.request.sampling.include_stop_str_in_output:
-            return ""
-        delta = live.text.push(token_id)
-        if delta.stop is not None:
-            self._scheduler.finish(seq, FinishReason.STOP)
-            # also when the same token reached the length limit: the stop string is the better reason
-            seq.finish_reason, seq.stop_reason = FinishReason.STOP, delta.stop
-        return delta.text
-
-    def _follow_grammar(self, seq: Sequence, token_id: int) -> str:
-        """Move a sequence's grammar by its new token, and end the sequence where the grammar does.
-
-        The answer is why the grammar cannot be followed any further, if it cannot.
-        """
-        if seq.is_finished:
-            return ""
-        progress = self._constraints.advance(seq, token_id)
-        if progress.failure:
-            self._scheduler.finish(seq, FinishReason.ERROR)
-        elif progress.must_end:
-            self._scheduler.finish(seq, FinishReason.STOP)
-        return progress.failure
 
     def _last_output(self, live: _Live, news: News) -> RequestOutput:
         """Report a finished sequence and forget it."""

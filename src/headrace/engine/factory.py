@@ -113,7 +113,9 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     scheduler = build_scheduler(config.scheduling_policy, kv, batch, StepCostModel())
     scheduler.meters.transfers.assume(sizes.block_bytes)
     info = _info(config, model, backend, sizes, tokenizer, stages.times_s)
-    grammars = TokenizerGrammars(tokenizer, model.vocab_size, info.eos_token_ids, _mask_threads(config))
+    grammars = TokenizerGrammars(
+        tokenizer, model.vocab_size, info.eos_token_ids, _mask_threads(config), config.max_forced_tokens
+    )
     engine = Engine(scheduler, kv, executor, TokenizerTexts(tokenizer, grammars), WallClock(), info)
     if config.enable_timelines:
         engine.record_timelines()

@@ -17,7 +17,15 @@ from headrace.grammar.vocabulary import VocabularyTable
 class TokenizerGrammars:
     """Implements ``constraints.GrammarSource`` for a model of ``vocab_size`` tokens. Costs nothing until it is used."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int], num_threads: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_token_ids: Iterable[int],
+        num_threads: int,
+        max_forced_tokens: int,
+    ) -> None:
+        self.max_forced_tokens = max_forced_tokens
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids

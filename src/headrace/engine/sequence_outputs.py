@@ -12,9 +12,13 @@ from headrace.scheduler.scheduler import SequenceUpdate
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What is new of a sequence: text that became safe, the step's update if there was one, an error if it failed."""
+    """What is new of a sequence: text that became safe, new tokens, the step's update if there was one.
+
+    ``token_ids`` are the sampled token and those a grammar forced after it. ``error`` is set if the sequence failed.
+    """
 
     text: str = ""
+    token_ids: tuple[int, ...] = ()
     update: SequenceUpdate | None = None
     error: OutputError | None = None
 
@@ -26,11 +30,11 @@ def delta_output(seq: Sequence, news: News) -> RequestOutput:
         request_id=seq.request.request_id,
         index=seq.index,
         text=news.text,
-        token_ids=_token_ids(update),
+        token_ids=news.token_ids,
         logprobs=_logprobs(update),
         prompt_logprobs=() if update is None else update.prompt_logprobs,
         usage=_usage(seq),
-        times=_times(seq, math.nan, 0.0) if seq.num_output_tokens == 1 else None,
+        times=_times(seq, math.nan, 0.0) if news.token_ids and seq.num_output_tokens == len(news.token_ids) else None,
     )
 
 
@@ -41,7 +45,7 @@ def last_output(seq: Sequence, news: News, now: float, preempted_s: float) -> Re
         request_id=seq.request.request_id,
         index=seq.index,
         text=news.text,
-        token_ids=_token_ids(update),
+        token_ids=news.token_ids,
         logprobs=_logprobs(update),
         prompt_logprobs=() if update is None else update.prompt_logprobs,
         usage=_usage(seq),
@@ -50,10 +54,6 @@ def last_output(seq: Sequence, news: News, now: float, preempted_s: float) -> Re
         times=_times(seq, now, preempted_s),
         error=news.error,
     )
-
-
-def _token_ids(update: SequenceUpdate | None) -> tuple[int, ...]:
-    return () if update is None or update.token_id is None else (update.token_id,)
 
 
 def _logprobs(update: SequenceUpdate | None) -> tuple[TokenLogprobs, ...]:
