@@ -88,6 +88,7 @@ class FakeEngine:
     info: EngineInfo = INFO
     num_steps: int = 0
     is_closed: bool = False
+    num_cleared: int = 0
     _requests: dict[str, Request] = field(default_factory=dict)
     _running: dict[tuple[str, int], int] = field(default_factory=dict)
     _ended: list[RequestOutput] = field(default_factory=list)
@@ -124,6 +125,9 @@ class FakeEngine:
             num_tokens = self._running.pop(key)
             self._ended.append(self._output(key, num_tokens, (), FinishReason.ABORT))
         self._requests.pop(request_id, None)
+
+    def clear_prefix_cache(self) -> None:
+        self.num_cleared += 1
 
     def timeline(self, request_id: str) -> list[SequenceTimeline]:
         """Says of any running request that it has waited a second, and of no other anything."""

@@ -188,3 +188,14 @@ def test_aborting_an_unknown_request_changes_nothing() -> None:
     loop.submit(make_request())
     assert ear.outputs_until_end("r")[-1].finish_reason is FinishReason.LENGTH
     loop.close()
+
+
+def test_the_cache_is_cleared_between_what_came_before_and_what_comes_after() -> None:
+    engine, ear = FakeEngine(), Ear()
+    loop = EngineLoop(engine, ear)
+    loop.start()
+    loop.clear_prefix_cache()
+    loop.submit(make_request("after"))
+    ear.outputs_until_end("after")
+    assert engine.num_cleared == 1
+    loop.close()

@@ -143,6 +143,7 @@ class ScriptedClient:
     seen: list[Request] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     dies: bool = False
+    num_cleared: int = 0
     timelines: dict[str, list[SequenceTimeline]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -173,6 +174,9 @@ class ScriptedClient:
         self.hold_at = None
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._gate.set)
+
+    async def clear_prefix_cache(self) -> None:
+        self.num_cleared += 1
 
     async def timeline(self, request_id: str) -> list[SequenceTimeline]:
         return self.timelines.get(request_id, [])

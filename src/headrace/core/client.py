@@ -116,3 +116,14 @@ class ExplainingClient(EngineClient, Protocol):
         Raises ``EngineDead`` when there is no engine to ask.
         """
         ...
+
+
+class ServedClient(ExplainingClient, Protocol):
+    """An ``EngineClient`` with what a server offers its operator besides."""
+
+    async def clear_prefix_cache(self) -> None:
+        """Forget every cached prefix that no sequence uses, before anything asked for after this.
+
+        Raises ``EngineDead`` when there is no engine.
+        """
+        ...

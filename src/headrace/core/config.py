@@ -206,6 +206,10 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         str | None,
         _meta("server", "private key of --ssl-certfile; default: it is in the same file", aliases=("tls-key",)),
     ] = None
+    admin_key: Annotated[
+        tuple[str, ...],
+        _meta("server", "key for the operator's routes (/flush_cache, ending all requests), which clients' keys lack"),
+    ] = ()
     service_class: Annotated[
         tuple[str, ...],
         _meta("server", "class of requests and its targets, as 'gold ttft=300ms tpot=25ms [deadline=60s] [late]'"),

@@ -156,6 +156,10 @@ class Engine:
             self._forget(self._live[seq_id].seq)
         return queued
 
+    def clear_prefix_cache(self) -> None:
+        """Forget every cached prefix that no sequence uses."""
+        self._kv.clear_prefix_cache()
+
     def step(self) -> list[RequestOutput]:
         """Run one step and report what changed, in plan order; aborted and overdue requests come first."""
         outputs, self._ended = self._ended, []

@@ -21,7 +21,7 @@ from headrace.engine.streams import StreamTable
 
 
 class InProcessClient:
-    """An ``ExplainingClient`` over an engine driven by its own thread. Takes over the engine and closes it.
+    """A ``ServedClient`` over an engine driven by its own thread. Takes over the engine and closes it.
 
     ``start`` binds it to the running event loop; everything but ``info`` and ``is_ready`` belongs there.
     """
@@ -57,6 +57,12 @@ class InProcessClient:
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets one output with ``FinishReason.ABORT`` per open sequence."""
         self._send(Abort(request_id))
+
+    async def clear_prefix_cache(self) -> None:
+        """See ``ServedClient.clear_prefix_cache``."""
+        if not self._is_ready:
+            raise EngineDead("the engine is not running")
+        self._loop.clear_prefix_cache()
 
     async def timeline(self, request_id: str) -> list[SequenceTimeline]:
         """See ``ExplainingClient.timeline``."""

@@ -19,14 +19,14 @@ from headrace.core.clock import Clock, WallClock
 from headrace.core.errors import EngineDead, InvalidRequest, Overloaded, ShuttingDown
 from headrace.core.request import OutputError, Request, RequestOutput, SequenceProgress, refused_outputs
 from headrace.core.timeline import SequenceTimeline
-from headrace.engine.messages import Abort, AskTimeline, Drain, Resume, Shutdown, Submit
+from headrace.engine.messages import Abort, AskTimeline, ClearCache, Drain, Resume, Shutdown, Submit
 
 logger = logging.getLogger(__name__)
 
 DRAIN_RETRY_S = 10.0
 """When a request that a leaving server did not begin should be tried again."""
 
-_Message = Submit | Resume | Abort | AskTimeline | Drain | Shutdown
+_Message = Submit | Resume | Abort | ClearCache | AskTimeline | Drain | Shutdown
 
 
 class SteppedEngine(Protocol):
@@ -42,6 +42,8 @@ class SteppedEngine(Protocol):
     def abort(self, request_id: str) -> None: ...
 
     def withdraw_queued(self) -> list[str]: ...
+
+    def clear_prefix_cache(self) -> None: ...
 
     def step(self) -> list[RequestOutput]: ...
 
@@ -80,8 +82,9 @@ class LoopListener(Protocol):
 class EngineLoop:
     """Drives an engine on a thread of its own, which sleeps in its inbox while there is nothing to do.
 
-    ``submit``, ``resume``, ``abort``, ``ask_timeline``, ``stop`` and ``tick_age_s`` may be called from any thread;
-    what is submitted after the loop has ended is never looked at. The engine is closed by the thread that drove it.
+    ``submit``, ``resume``, ``abort``, ``clear_prefix_cache``, ``ask_timeline``, ``stop`` and ``tick_age_s`` may be
+    called from any thread; what is submitted after the loop has ended is never looked at. The engine is closed by the
+    thread that drove it.
     """
 
     def __init__(self, engine: DrivenEngine, listener: LoopListener, clock: Clock | None = None) -> None:
@@ -107,6 +110,10 @@ class EngineLoop:
     def abort(self, request_id: str) -> None:
         """End a request; its sequences report ``FinishReason.ABORT``. Unknown ids are ignored."""
         self._inbox.put(Abort(request_id))
+
+    def clear_prefix_cache(self) -> None:
+        """Forget cached prefixes before anything submitted from here on is looked at."""
+        self._inbox.put(ClearCache())
 
     def ask_timeline(self, question_id: int, request_id: str) -> None:
         """Ask where the time of a request went; the listener is told."""
@@ -182,6 +189,8 @@ class EngineLoop:
                 self._take_in(request, unfinished, lambda taken: self._engine.resume(taken, progress))
             case Abort(request_id):
                 self._engine.abort(request_id)
+            case ClearCache():
+                self._engine.clear_prefix_cache()
             case AskTimeline(question_id, request_id):
                 self._listener.on_timeline(question_id, self._engine.timeline(request_id))
             case Drain():

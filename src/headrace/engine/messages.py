@@ -43,6 +43,10 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     request_id: str
 
 
+class ClearCache(msgspec.Struct, frozen=True, array_like=True, tag="clear_cache"):
+    """Forget every cached prefix that no running sequence uses."""
+
+
 class AskTimeline(msgspec.Struct, frozen=True, array_like=True, tag="ask_timeline"):
     """Asks where the time of a request went; answered with the same ``question_id`` between two steps."""
 
@@ -150,7 +154,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
         return EngineDead(self.message)
 
 
-ToEngine = Submit | Resume | Abort | AskTimeline | Ping | Drain | Shutdown
+ToEngine = Submit | Resume | Abort | ClearCache | AskTimeline | Ping | Drain | Shutdown
 FromEngine = (
     Hello
     | ProgressStarted

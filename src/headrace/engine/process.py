@@ -35,6 +35,7 @@ from headrace.engine.messages import (
     Abort,
     AskTimeline,
     ChildStart,
+    ClearCache,
     Drain,
     Failed,
     FromEngine,
@@ -262,6 +263,8 @@ class EngineProcess:
                 self._require_loop().resume(request, progress)
             case Abort(request_id):
                 self._require_loop().abort(request_id)
+            case ClearCache():
+                self._require_loop().clear_prefix_cache()
             case AskTimeline(question_id, request_id):
                 self._require_loop().ask_timeline(question_id, request_id)
 

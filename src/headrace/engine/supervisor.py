@@ -28,6 +28,7 @@ from headrace.engine.loop import DRAIN_RETRY_S
 from headrace.engine.messages import (
     Abort,
     AskTimeline,
+    ClearCache,
     Drain,
     Failed,
     FromEngine,
@@ -107,7 +108,7 @@ class _Lives:
 
 
 class EngineSupervisor:
-    """An ``ExplainingClient`` over an engine process that it keeps alive.
+    """A ``ServedClient`` over an engine process that it keeps alive.
 
     ``command`` is what to run as the engine process; it must speak as ``process.run_child`` does.
     """
@@ -180,6 +181,10 @@ class EngineSupervisor:
         """End a request; its stream gets one output with ``FinishReason.ABORT`` per open sequence."""
         self._send(Abort(request_id))
 
+    async def clear_prefix_cache(self) -> None:
+        """See ``ServedClient.clear_prefix_cache``."""
+        self._send(ClearCache())
+
     async def timeline(self, request_id: str) -> list[SequenceTimeline]:
         """See ``ExplainingClient.timeline``."""
         return await self._streams.questions.ask_timeline(request_id, self._send)
@@ -233,7 +238,7 @@ class EngineSupervisor:
     def _fail_streams_for_shutdown(self) -> None:
         self._streams.fail_all(EngineDead("the server is shutting down"))
 
-    def _send(self, message: Submit | Abort | AskTimeline) -> None:
+    def _send(self, message: Submit | Abort | ClearCache | AskTimeline) -> None:
         if not isinstance(message, Abort):
             self._check_takes_requests()
         if isinstance(message, Submit):

@@ -23,7 +23,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headrace.core.client import ExplainingClient
+from headrace.core.client import ServedClient
 from headrace.core.clock import Clock, WallClock
 from headrace.core.config import ServeConfig
 from headrace.engine.request_builder import RequestBuilder
@@ -48,7 +48,7 @@ LAG_PERIOD_S = 0.5
 
 
 def create_app(
-    client: ExplainingClient,
+    client: ServedClient,
     tokenizer: ServedTokenizer,
     chat: ChatEncoder | None,
     config: ServeConfig,
@@ -59,7 +59,7 @@ def create_app(
 
 
 def create_context(
-    client: ExplainingClient,
+    client: ServedClient,
     tokenizer: ServedTokenizer,
     chat: ChatEncoder | None,
     config: ServeConfig,
@@ -83,6 +83,7 @@ def create_context(
         metrics=metrics,
         clock=WallClock(),
         desk=ServiceDesk.of(config),
+        operators=KeyRing(config.admin_key),
         keys=KeyRing((*config.all_keys, *read_key_file(config.api_key_file))),
         drain=DrainSwitch(),
         traffic=Traffic(),
@@ -100,7 +101,7 @@ def app_of(context: ServerContext) -> Starlette:
         middleware=[
             Middleware(RequestBoundary, context.clock, context.metrics, config.log_requests),
             Middleware(HeaderLimits, config),
-            Middleware(ApiKeyCheck, context.keys),
+            Middleware(ApiKeyCheck, context.keys, context.operators),
             Middleware(HostCheck, config),
             Middleware(BodyLimits, config),
         ],

@@ -42,11 +42,15 @@ class KeyRing:
 
 
 class ApiKeyCheck:
-    """ASGI middleware: 401 unless the request carries one of the keys. Without keys everything passes."""
+    """ASGI middleware: 401 unless the request carries one of the keys, or one of the operator's.
 
-    def __init__(self, app: App, keys: KeyRing) -> None:
+    Without keys everything passes.
+    """
+
+    def __init__(self, app: App, keys: KeyRing, operators: KeyRing) -> None:
         self._app = app
         self._keys = keys
+        self._operators = operators
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._keys.is_empty and scope["path"] not in OPEN_PATHS:
@@ -57,8 +61,20 @@ class ApiKeyCheck:
         key = presented_key(headers)
         if key is None:
             raise _unauthorized("this server needs an API key; send it as 'Authorization: Bearer KEY'")
-        if not self._keys.has(key):
+        if not (self._keys.has(key) or self._operators.has(key)):
             raise _unauthorized("the API key is not one of this server's")
+
+
+def check_operator(keys: KeyRing, operators: KeyRing, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse all but the operator: who holds an admin key, or anybody where no keys are asked for at all."""
+    if operators.is_empty and keys.is_empty:
+        return
+    if operators.is_empty:
+        raise refusal(
+            403, "this route is for the operator; let the server be started with --admin-key KEY", "forbidden"
+        )
+    if not operators.has(presented_key(headers) or b""):
+        raise refusal(403, "this route is for the operator; send an admin key of this server", "forbidden")
 
 
 def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:

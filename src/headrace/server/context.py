@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
 
-from headrace.core.client import ExplainingClient
+from headrace.core.client import ServedClient
 from headrace.core.clock import Clock
 from headrace.core.config import ServeConfig
 from headrace.core.errors import HeadraceError
@@ -75,7 +75,7 @@ class TokenizerFacts:
 class ServerContext:
     """Everything a route may use; one per server. ``created`` is in Unix seconds."""
 
-    client: ExplainingClient
+    client: ServedClient
     prompts: PromptReader
     documents: DocumentEncoder
     builder: RequestBuilder
@@ -87,6 +87,7 @@ class ServerContext:
     clock: Clock
     desk: ServiceDesk
     keys: KeyRing
+    operators: KeyRing
     drain: DrainSwitch
     traffic: Traffic
     workers: ThreadPoolExecutor

@@ -94,7 +94,7 @@ class Generation:
         return [Delta(prompt_index, merge_outputs(outputs)) for (prompt_index, _), outputs in unread.items()]
 
     async def _run(self, prompt_index: int, request: Request) -> None:
-        self._traffic.begin(len(request.prompt_token_ids))
+        self._traffic.begin(request)
         try:
             async with aclosing(self._client.generate(request)) as outputs:
                 async for output in outputs:
@@ -104,7 +104,7 @@ class Generation:
         except Exception as error:
             self._fail(error)
         finally:
-            self._traffic.end()
+            self._traffic.end(request)
             self._num_open -= 1
             self._changed.set()
 

@@ -53,6 +53,9 @@ class Reply(Protocol):
         """What the stream says after all choices have ended."""
         ...
 
-    def whole(self, deltas: Sequence[Delta]) -> msgspec.Struct:
-        """The reply in one piece; ``deltas`` has exactly one per sequence."""
+    def whole(self, deltas: Sequence[Delta]) -> msgspec.Struct | Sequence[msgspec.Struct]:
+        """The reply in one piece, or several where the dialect answers with a list.
+
+        ``deltas`` has exactly one per sequence.
+        """
         ...

@@ -74,10 +74,27 @@ def cache_salt(body: GenerationFields) -> str:
 
 def response(context: ServerContext, requests: Sequence[Request], reply: Reply, body: Body[GenerationFields]) -> App:
     """The ASGI response that generates and answers as the body asked."""
-    headers = ignored_fields_headers(body.ignored_fields)
     if not body.value.stream:
-        return WholeResponse(context, requests, reply, headers)
-    interval = body.value.stream_interval or 1
+        return whole_response(context, requests, reply, body.ignored_fields)
+    return stream_response(context, requests, reply, body.ignored_fields, body.value.stream_interval or 1)
+
+
+def whole_response(
+    context: ServerContext, requests: Sequence[Request], reply: Reply, ignored_fields: tuple[str, ...]
+) -> App:
+    """The ASGI response that generates everything and answers once."""
+    return WholeResponse(context, requests, reply, ignored_fields_headers(ignored_fields))
+
+
+def stream_response(
+    context: ServerContext,
+    requests: Sequence[Request],
+    reply: Reply,
+    ignored_fields: tuple[str, ...],
+    interval: int = 1,
+) -> App:
+    """The ASGI response that answers while it generates, ``interval`` tokens or more at a time."""
+    headers = ignored_fields_headers(ignored_fields)
     events = EventStream(reply, headers, _timing(context), context.keep_alive_comment_s, interval)
     return StreamResponse(context, requests, reply, events)
 

@@ -14,6 +14,14 @@ from headrace.server.chat import create_chat_completion
 from headrace.server.completions import create_completion
 from headrace.server.context import ServerContext
 from headrace.server.decisions import create_decision
+from headrace.server.native import (
+    abort_request,
+    create_native,
+    flush_cache,
+    health_generate,
+    show_model_info,
+    show_server_info,
+)
 from headrace.server.programs import create_program_run
 from headrace.server.protocol_chat import ChatRequest, ChatResponse
 from headrace.server.protocol_completions import CompletionRequest, CompletionResponse
@@ -23,6 +31,7 @@ from headrace.server.protocol_decisions import (
     SystemOneRequest,
     SystemOneResponse,
 )
+from headrace.server.protocol_native import AbortRequest, ModelInfo, NativeRequest, NativeResponse, ServerInfo
 from headrace.server.protocol_programs import ProgramRequest, ProgramResponse
 from headrace.server.protocol_root import (
     DetokenizeRequest,
@@ -70,6 +79,14 @@ ROUTES = (
     RouteSpec("/rerank", ("POST",), create_rerank, RerankRequest, RerankResponse),
     RouteSpec("/v1/rerank", ("POST",), create_rerank, RerankRequest, RerankResponse),
     RouteSpec("/v2/rerank", ("POST",), create_rerank, RerankRequest, RerankResponse),
+    RouteSpec("/generate", ("POST", "PUT"), create_native, NativeRequest, NativeResponse),
+    RouteSpec("/get_model_info", ("GET",), show_model_info, gives=ModelInfo),
+    RouteSpec("/model_info", ("GET",), show_model_info, gives=ModelInfo),
+    RouteSpec("/server_info", ("GET",), show_server_info, gives=ServerInfo),
+    RouteSpec("/get_server_info", ("GET",), show_server_info, gives=ServerInfo),
+    RouteSpec("/health_generate", ("GET",), health_generate),
+    RouteSpec("/flush_cache", ("GET", "POST"), flush_cache),
+    RouteSpec("/abort_request", ("POST",), abort_request, AbortRequest),
     RouteSpec("/v1/models", ("GET",), root_routes.list_models, gives=ModelList),
     RouteSpec("/v1/models/{model:path}", ("GET",), root_routes.show_model, gives=ModelCard),
     RouteSpec("/v1/requests/{request_id:path}/timeline", ("GET",), show_timeline, gives=TimelineReply),

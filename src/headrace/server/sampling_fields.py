@@ -76,7 +76,7 @@ def _sampling(fields: GenerationFields, asked: _Asked) -> SamplingParams:
         presence_penalty=_given(fields.presence_penalty, 0.0),
         frequency_penalty=_given(fields.frequency_penalty, 0.0),
         repetition_penalty=_given(fields.repetition_penalty, 1.0),
-        logit_bias=_logit_bias(fields.logit_bias or {}),
+        logit_bias=token_biases(fields.logit_bias or {}),
         seed=_agreed("seed", fields.seed, "sampling_seed", fields.sampling_seed),
         max_tokens=asked.max_tokens,
         min_tokens=_given(fields.min_tokens, 0),
@@ -113,7 +113,8 @@ def _prompt_logprobs(fields: GenerationFields, asked: int | None) -> int | None:
     return asked
 
 
-def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
+def token_biases(bias: dict[str, float]) -> dict[int, float]:
+    """Biases by token id. Raises ``InvalidRequest`` for keys that are none."""
     return {_token_id(key): value for key, value in bias.items()}
 
 

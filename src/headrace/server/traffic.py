@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from headrace.core.client import StepStats
 from headrace.core.clock import Clock
+from headrace.core.request import Request
 
 STATUS_PERIOD_S = 10.0
 
@@ -21,20 +22,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Traffic:
-    """Counters of one server, kept by whoever generates. ``num_live`` are engine requests running now."""
+    """Counters of one server, kept by whoever generates. ``num_live`` engine requests run now, with ``live_ids``."""
 
     num_requests: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_live: int = 0
+    live_ids: set[str] = field(default_factory=set)
 
-    def begin(self, num_prompt_tokens: int) -> None:
+    def begin(self, request: Request) -> None:
         self.num_requests += 1
         self.num_live += 1
-        self.num_prompt_tokens += num_prompt_tokens
+        self.live_ids.add(request.request_id)
+        self.num_prompt_tokens += len(request.prompt_token_ids)
 
-    def end(self) -> None:
+    def end(self, request: Request) -> None:
         self.num_live -= 1
+        self.live_ids.discard(request.request_id)
 
 
 @dataclass(frozen=True, slots=True)

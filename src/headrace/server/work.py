@@ -44,14 +44,14 @@ class CountedClient:
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """See ``EngineClient.generate``."""
-        self._traffic.begin(len(request.prompt_token_ids))
+        self._traffic.begin(request)
         try:
             async with aclosing(self._client.generate(request)) as outputs:
                 async for output in outputs:
                     self._traffic.num_output_tokens += len(output.token_ids)
                     yield output
         finally:
-            self._traffic.end()
+            self._traffic.end(request)
 
     async def abort(self, request_id: str) -> None:
         await self._client.abort(request_id)
