@@ -17,7 +17,7 @@ TOKENIZER = library_tokenizer(TABLE, encode)
 
 def matcher_of(constraint: Constraint) -> GrammarMatcher:
     """A matcher at the beginning. Raises ``InvalidRequest`` for what is refused at any stage."""
-    library = build_matcher(TOKENIZER, compile_constraint(constraint, GrammarLimits()).text)
+    library = build_matcher(TOKENIZER, compile_constraint(constraint, GrammarLimits(), TABLE.special_tokens).text)
     check_beginning(TOKENIZER, library)
     return GrammarMatcher(library, (END,))
 

@@ -14,7 +14,7 @@ from headrace.core.errors import InvalidRequest
 from headrace.grammar.compiler import compile_constraint
 from headrace.grammar.limits import GrammarLimits
 from headrace.grammar.vocabulary import library_tokenizer
-from headrace.grammar.worker import judge
+from headrace.grammar.worker import Bench, judge
 from tests.grammar.judging import matcher_for, schema_matcher, takes, takes_value
 from tests.grammar.vocabulary import TABLE
 
@@ -145,7 +145,7 @@ def test_g13_choices_nested_deeply_are_settled_or_refused() -> None:
     for level in range(12):
         schema = {"oneOf": [{"type": "object", "properties": {name + str(level): schema}} for name in "ab"]}
     constraint = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema))
-    verdict = judge(constraint, library_tokenizer(TABLE), GrammarLimits())
+    verdict = judge(constraint, Bench(library_tokenizer(TABLE), GrammarLimits(), {}))
     assert verdict.grammar is None
     assert verdict.message
 

@@ -7,20 +7,22 @@ costs to build, and whether it has a first token, is found out by ``builder.py``
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import llguidance
 import msgspec
 
 from headrace.core.constraint import Constraint, ConstraintKind, Enforcement
 from headrace.core.errors import InvalidRequest
+from headrace.grammar.ebnf import ebnf_to_lark
 from headrace.grammar.json_text import parse_json
 from headrace.grammar.limits import GrammarLimits
 from headrace.grammar.rules import check_rules, quoted
 from headrace.grammar.schema.findings import refusal
 from headrace.grammar.schema.keywords import Schema
 from headrace.grammar.schema.lowering import lower
+from headrace.grammar.structural_tag import structural_tag_lark
 from headrace.grammar.whitespace import whitespace_options
 
 
@@ -31,8 +33,21 @@ class GrammarText(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def compile_constraint(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
-    """Translate a constraint. Raises ``InvalidRequest`` saying where the source is wrong or beyond a limit."""
+@dataclass(frozen=True, slots=True)
+class CompileContext:
+    """What a compilation may use besides the source."""
+
+    limits: GrammarLimits
+    special_tokens: Mapping[str, int]
+
+
+def compile_constraint(
+    constraint: Constraint, limits: GrammarLimits, special_tokens: Mapping[str, int] | None = None
+) -> GrammarText:
+    """Translate a constraint. Raises ``InvalidRequest`` saying where the source is wrong or beyond a limit.
+
+    ``special_tokens`` are the vocabulary's control tokens by spelling, for structural tags that name them.
+    """
     num_bytes = len(constraint.source.encode(errors="replace"))
     if num_bytes > limits.max_source_bytes:
         raise InvalidRequest(
@@ -43,7 +58,7 @@ def compile_constraint(constraint: Constraint, limits: GrammarLimits) -> Grammar
         raise InvalidRequest(
             f"whitespace_pattern is for JSON, not for a {constraint.kind.value}; leave it out", "whitespace_pattern"
         )
-    return _COMPILERS[constraint.kind](constraint, limits)
+    return _COMPILERS[constraint.kind](constraint, CompileContext(limits, special_tokens or {}))
 
 
 def read_schema(source: str, limits: GrammarLimits) -> Schema:
@@ -61,34 +76,34 @@ def json_grammar(lowered: Schema, whitespace_pattern: str | None) -> str:
     return json.dumps({"grammars": [{"json_schema": {**shown, "x-guidance": options}}]})
 
 
-def _json_schema(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
-    lowered = lower(read_schema(constraint.source, limits), limits.max_properties)
+def _json_schema(constraint: Constraint, context: CompileContext) -> GrammarText:
+    lowered = lower(read_schema(constraint.source, context.limits), context.limits.max_properties)
     if lowered.refused and constraint.enforcement is Enforcement.STRICT:
         raise refusal(lowered.refused)
     warnings = tuple(f"#{each.place} is not enforced: {each.note}" for each in lowered.refused)
     return GrammarText(json_grammar(lowered.schema, constraint.whitespace_pattern), warnings)
 
 
-def _json_object(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
+def _json_object(constraint: Constraint, context: CompileContext) -> GrammarText:
     return GrammarText(json_grammar({"type": "object"}, constraint.whitespace_pattern))
 
 
-def _regex(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
+def _regex(constraint: Constraint, context: CompileContext) -> GrammarText:
     if not constraint.source:
         raise InvalidRequest("the regex is empty; it matches nothing but an empty answer")
     # \d, \w and \s are ASCII's: nobody who writes \d{4} for a year wants Eastern Arabic digits
     return _lark_text(f"start: /{llguidance.regex_to_lark(constraint.source, 'dws')}/")
 
 
-def _choice(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
+def _choice(constraint: Constraint, context: CompileContext) -> GrammarText:
     choices = parse_json(constraint.source, 1, "choice")
     if not isinstance(choices, list) or not all(isinstance(each, str) and each for each in choices) or not choices:
         raise InvalidRequest("choice must be a list of texts, none of them empty, with at least one")
     return _lark_text("start: " + " | ".join(quoted(each) for each in dict.fromkeys(choices)))
 
 
-def _lark(constraint: Constraint, limits: GrammarLimits) -> GrammarText:
-    check_rules(constraint.source, limits.max_rules)
+def _lark(constraint: Constraint, context: CompileContext) -> GrammarText:
+    check_rules(constraint.source, context.limits.max_rules)
     return _lark_text(constraint.source)
 
 
@@ -96,18 +111,22 @@ def _lark_text(lark: str) -> GrammarText:
     return GrammarText(llguidance.LLMatcher.grammar_from_lark(lark))
 
 
-def _unavailable(constraint: Constraint, limits: GrammarLimits) -> NoReturn:
-    raise InvalidRequest(f"a {constraint.kind.value} is not available yet; use json_schema, regex, choice or lark")
+def _ebnf(constraint: Constraint, context: CompileContext) -> GrammarText:
+    return _lark_text(ebnf_to_lark(constraint.source, context.limits.max_rules))
+
+
+def _structural_tag(constraint: Constraint, context: CompileContext) -> GrammarText:
+    return _lark_text(structural_tag_lark(constraint.source, context.limits, context.special_tokens))
 
 
 _JSON_KINDS = (ConstraintKind.JSON_SCHEMA, ConstraintKind.JSON_OBJECT)
 
-_COMPILERS: dict[ConstraintKind, Callable[[Constraint, GrammarLimits], GrammarText]] = {
+_COMPILERS: dict[ConstraintKind, Callable[[Constraint, CompileContext], GrammarText]] = {
     ConstraintKind.JSON_SCHEMA: _json_schema,
     ConstraintKind.JSON_OBJECT: _json_object,
     ConstraintKind.REGEX: _regex,
     ConstraintKind.CHOICE: _choice,
     ConstraintKind.LARK: _lark,
-    ConstraintKind.EBNF: _unavailable,
-    ConstraintKind.STRUCTURAL_TAG: _unavailable,
+    ConstraintKind.EBNF: _ebnf,
+    ConstraintKind.STRUCTURAL_TAG: _structural_tag,
 }

@@ -31,6 +31,14 @@ class VocabularyTable(msgspec.Struct, frozen=True):
     def size(self) -> int:
         return len(self.token_bytes)
 
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Control tokens by spelling, for grammars that name them."""
+        spellings = {
+            token_id: self.token_bytes[token_id].decode(errors="replace") for token_id in self.special_token_ids
+        }
+        return {spelling: token_id for token_id, spelling in spellings.items() if spelling}
+
 
 @dataclass(frozen=True, slots=True)
 class _Wrapped:

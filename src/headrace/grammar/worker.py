@@ -12,7 +12,8 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import IO, TypeVar
 
 import llguidance
@@ -58,24 +59,33 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
     tokenizer = library_tokenizer(setup.table)
     write_frame(answers, msgspec.msgpack.encode(Verdict()))
-    on_big_stack(lambda: _serve(requests, answers, tokenizer, setup.limits))
+    on_big_stack(lambda: _serve(requests, answers, Bench(tokenizer, setup.limits, setup.table.special_tokens)))
     return 0
 
 
-def _serve(requests: IO[bytes], answers: IO[bytes], tokenizer: llguidance.LLTokenizer, limits: GrammarLimits) -> None:
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What constraints are tried out with."""
+
+    tokenizer: llguidance.LLTokenizer
+    limits: GrammarLimits
+    special_tokens: Mapping[str, int]
+
+
+def _serve(requests: IO[bytes], answers: IO[bytes], bench: Bench) -> None:
     while (frame := read_frame(requests)) is not None:
         constraint = msgspec.msgpack.decode(frame, type=Constraint)
-        signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
-        verdict = judge(constraint, tokenizer, limits)
+        signal.setitimer(signal.ITIMER_PROF, bench.limits.cpu_s)
+        verdict = judge(constraint, bench)
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_frame(answers, msgspec.msgpack.encode(verdict))
 
 
-def judge(constraint: Constraint, tokenizer: llguidance.LLTokenizer, limits: GrammarLimits) -> Verdict:
+def judge(constraint: Constraint, bench: Bench) -> Verdict:
     """Compile a constraint, build its matcher and compute its first mask."""
     try:
-        grammar = compile_constraint(constraint, limits)
-        check_beginning(tokenizer, build_matcher(tokenizer, grammar.text))
+        grammar = compile_constraint(constraint, bench.limits, bench.special_tokens)
+        check_beginning(bench.tokenizer, build_matcher(bench.tokenizer, grammar.text))
     except InvalidRequest as error:
         return Verdict(message=error.message, param=error.param)
     except (RecursionError, MemoryError) as error:
