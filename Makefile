@@ -44,8 +44,8 @@ native-sanitize: build/sanitize/build.ninja ## the same under the address and un
 	$(BIN)/ninja -C build/sanitize native_tests
 	build/sanitize/native_tests $(ARGS)
 
-bench: install ## measure the engine's step
-	$(BIN)/python benchmarks/step.py $(ARGS)
+bench: install ## measure, and compare with the last recorded run; ARGS=--record keeps the result
+	$(BIN)/python benchmarks/suite.py $(ARGS)
 
 docs: install ## write the pages that are generated from code
 	$(BIN)/python -m headrace.core.settings_reference > docs/reference/settings.md

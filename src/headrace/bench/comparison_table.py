@@ -61,7 +61,7 @@ def render_figures(name: str, figures: Mapping[str, Figure]) -> str:
     rows = [["figure", "mean", "95 % interval"]]
     for label, figure in figures.items():
         mean = estimate(figure.values)
-        interval = "-" if mean.half_width is None else f"{mean.low:.2f} to {mean.high:.2f}"
+        interval = "-" if mean.half_width is None else f"{max(mean.low, 0.0):.2f} to {mean.high:.2f}"
         rows.append([f"{label} ({figure.unit})", f"{mean.mean:.2f}", interval])
     return "\n".join([name, "", *_aligned(rows)])
 

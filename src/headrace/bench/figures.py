@@ -64,6 +64,7 @@ class FigureFile(msgspec.Struct, frozen=True, kw_only=True):
     headrace_results: int = 1
     name: str
     date: str = ""
+    load_average: float | None = None
     figures: Figures
 
 
