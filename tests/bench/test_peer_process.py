@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -43,7 +45,31 @@ def test_a_server_is_waited_for_measured_and_stopped(server: str) -> None:
         assert usage.num_processes == 2
         assert usage.peak_rss_bytes >= usage.rss_bytes > 1 << 20
         pids = tree_of(peer.pid)
-    assert all(usage_of(pid) is None or "Z" in Path(f"/proc/{pid}/stat").read_text() for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_a_benchmark_that_is_killed_leaves_no_server_behind(server: str) -> None:
+    code = "import sys\nfrom headrace.bench.peer_process import parse_command, running\n"
+    code += "with running(parse_command(sys.argv[1]), 60.0) as peer:\n  print(peer.pid, flush=True)\n  input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, server], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as benchmark:
+        assert benchmark.stdout is not None
+        pid = int(benchmark.stdout.readline())
+        assert is_alive(pid)
+        benchmark.kill()
+    deadline = time.monotonic() + 30
+    while is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it can still run: the dead may wait for whoever reaps them."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_server_that_ends_says_why() -> None:

@@ -101,6 +101,17 @@ def test_one_run_gives_every_form_of_its_result(url: str, tmp_path: Path, capsys
     assert "<svg" in (out / "report.html").read_text()
 
 
+def test_other_benchmarks_result_files_are_written_where_they_write_them(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--base-url", url, *QUIET, "--output-file", "lines.jsonl", "--save-result", "--result-filename", "v.json"]
+    assert main(["bench", "serve", *flags]) == 0
+    assert main(["bench", "serve", *flags]) == 0
+    assert json.loads(Path("v.json").read_text())["completed"] == 3
+    assert [json.loads(line)["completed"] for line in Path("lines.jsonl").read_text().splitlines()] == [3, 3]
+
+
 def test_a_saved_workload_is_sent_again_word_for_word(tmp_path: Path) -> None:
     with over_tcp(answering(reply(0.01))) as (server, url):
         flags = ["--base-url", url, *QUIET, "--max-concurrency", "1", "--num-warmups", "0", "--input-len", "5"]
@@ -246,6 +257,7 @@ def test_a_client_that_was_too_late_fails_the_run(url: str, capsys: pytest.Captu
         (["serve", "--extra-body", "[]"], "is not a JSON object"),
         (["serve", "--header", "X"], "is not NAME=VALUE"),
         (["serve", "--verify", "--temperature", "1"], "compares greedy answers"),
+        (["serve", "--start", "serve it --port 9", "--base-url", "x:1"], "leave out --base-url"),
         (["serve", "--slo", "ttf:3"], "did you mean ttft?"),
         (["capacity"], "name them, for example --slo"),
         (["compare", "a.json"], "takes two files"),

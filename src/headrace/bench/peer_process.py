@@ -22,7 +22,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from headrace.bench.install_size import install_bytes
+from headrace.bench.process_watch import PROC
+from headrace.bench.report import ServerInfo
 from headrace.core.errors import ConfigError, RequestFailed
+from headrace.engine.parent_death import request_death_with_parent
 
 POLL_S = 0.05
 STOP_S = 15.0
@@ -55,6 +58,17 @@ class RunningPeer:
     pid: int
     start_s: float
     install_bytes: int | None
+
+    def info(self, name: str) -> ServerInfo:
+        """What a report says of it, before anybody has asked it for its model and version."""
+        return ServerInfo(
+            name=name,
+            url=self.command.url,
+            model="",
+            command=str(self.command),
+            start_s=self.start_s,
+            install_bytes=self.install_bytes,
+        )
 
 
 def parse_command(text: str) -> PeerCommand:
@@ -92,6 +106,8 @@ def running(command: PeerCommand, timeout_s: float) -> Iterator[RunningPeer]:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # no thread of ours runs yet; a benchmark that is killed leaves no server behind
+                preexec_fn=request_death_with_parent,  # noqa: PLW1509
             )
         except OSError as error:
             raise ConfigError(f"cannot start {command.words[0]}: {error.strerror}; --start names a program") from error
@@ -129,21 +145,23 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signum)
         except ProcessLookupError:
             break
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            continue
-        if signum is signal.SIGTERM and not _has_group(process.pid):
-            break
+        deadline = time.monotonic() + STOP_S
+        while time.monotonic() < deadline and (process.poll() is None or _has_group(process.pid)):
+            time.sleep(POLL_S)
     process.wait()
 
 
-def _has_group(pid: int) -> bool:
-    try:
-        os.killpg(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def _has_group(group: int) -> bool:
+    """Whether a process of the group is left that can still run; the dead may wait long for whoever reaps them."""
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            except OSError:
+                continue
+            if int(its_group) == group and state != "Z":
+                return True
+    return False
 
 
 def _end_of(descriptor: int) -> str:

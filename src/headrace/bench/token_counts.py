@@ -39,25 +39,29 @@ class RemoteCounter:
         return count
 
     def is_there(self) -> bool:
-        """Whether the server has such a route at all."""
-        return self._ask("hello") is not None
+        """Whether the server has such a route, and it counts; others have one of that name with another body."""
+        return bool(self._ask("hello"))
 
     def close(self) -> None:
         self._connection.close()
 
     def _ask(self, text: str) -> int | None:
         body = msgspec.json.encode({"model": self._model, "prompt": text, "add_special_tokens": False})
-        try:
-            self._connection.request("POST", self._path, body, self._headers)
-            response = self._connection.getresponse()
-            data = response.read()
-            if response.status != 200:
+        for _ in range(2):  # a connection that has been idle may be closed by the time it is used
+            try:
+                self._connection.request("POST", self._path, body, self._headers)
+                response = self._connection.getresponse()
+                data = response.read()
+                if response.status != 200:
+                    return None
+                reply = msgspec.json.decode(data, type=_Count)
+            except msgspec.DecodeError:
                 return None
-            reply = msgspec.json.decode(data, type=_Count)
-        except (OSError, http.client.HTTPException, msgspec.DecodeError):
-            self._connection.close()
-            return None
-        return reply.count if reply.count is not None else len(reply.tokens)
+            except (OSError, http.client.HTTPException):
+                self._connection.close()
+            else:
+                return reply.count if reply.count is not None else len(reply.tokens)
+        return None
 
 
 def local_counter(reference: str) -> TokenCounter:

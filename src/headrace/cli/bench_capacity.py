@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
-from headrace.cli.bench_flags import above_zero, add_load_flags, add_server_flags, file_path, share
-from headrace.cli.bench_serve import EXIT_DISTORTED, read_labels, read_load, read_server, write_text
+from headrace.cli.bench_flags import above_zero, add_load_flags, add_server_flags, add_start_flags, file_path, share
+from headrace.cli.bench_serve import (
+    EXIT_DISTORTED,
+    read_labels,
+    read_load,
+    read_server,
+    with_started_server,
+    write_text,
+)
 from headrace.cli.bench_workload_flags import add_preset_flag, add_workload_flags, read_workload
 from headrace.cli.flags import Parser
 from headrace.cli.json_result import JSON_FLAG_HELP, write_json
@@ -19,6 +27,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser("bench capacity", _DESCRIPTION)
     _add_search_flags(parser)
     add_server_flags(parser)
+    add_start_flags(parser)
     add_load_flags(parser)
     add_workload_flags(parser)
     parser.add_argument("--json", metavar="FILE", help=JSON_FLAG_HELP)
@@ -49,7 +58,8 @@ def main(argv: Sequence[str]) -> int:
         labels=read_labels(arguments),
         ready_timeout_s=arguments.ready_check_timeout_sec,
     )
-    report = run_capacity(job, options, terminal_progress())
+    with contextlib.ExitStack() as stack:
+        report = run_capacity(with_started_server(job, arguments, stack), options, terminal_progress())
     if arguments.html is not None:
         write_text(arguments.html, render_page(report), "--html")
     if arguments.json:

@@ -117,7 +117,6 @@ def _compare_servers(arguments: argparse.Namespace) -> int:
 def _jobs(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> list[ServingJob]:
     """A job for each server; those with a command are started here and stopped by ``stack``."""
     from headrace.bench.peer_process import parse_command, running
-    from headrace.bench.report import ServerInfo
     from headrace.bench.serving import ServingJob
 
     server = read_server(arguments)
@@ -139,15 +138,8 @@ def _jobs(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> list[Se
     jobs = [replace(base, server=replace(server, base_url=url, name=name)) for name, url in pairs]
     for command in commands:
         peer = stack.enter_context(running(command, arguments.start_timeout))
-        info = ServerInfo(
-            name=command.name,
-            url=command.url,
-            model="",
-            command=str(command),
-            start_s=peer.start_s,
-            install_bytes=peer.install_bytes,
-        )
-        jobs.append(replace(base, server=replace(server, base_url=command.url, name=command.name), server_info=info))
+        started = replace(server, base_url=command.url, name=command.name)
+        jobs.append(replace(base, server=started, server_info=peer.info(command.name)))
     return jobs
 
 

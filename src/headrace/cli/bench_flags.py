@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,18 @@ def add_server_flags(parser: Parser) -> None:
         default=0.0,
         metavar="S",
         help="wait so long for the server to be ready (default: 0)",
+    )
+
+
+def add_start_flags(parser: Parser) -> None:
+    flags = parser.add_argument_group("a server to start")
+    flags.add_argument(
+        "--start",
+        metavar="COMMAND",
+        help="start this server, wait for it and stop it: [NAME=]PROGRAM ARGUMENTS; {port} becomes a free port",
+    )
+    flags.add_argument(
+        "--start-timeout", type=above_zero, default=300.0, metavar="S", help="for it to be ready (default: 300)"
     )
 
 
@@ -272,6 +284,3 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text} is not a number") from None
-
-
-Kind = Callable[[str], object]

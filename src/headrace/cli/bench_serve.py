@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from headrace.cli.bench_flags import (
     add_load_flags,
     add_server_flags,
+    add_start_flags,
     file_path,
     read_base_url,
     read_endpoint,
@@ -26,6 +31,7 @@ from headrace.cli.json_result import JSON_FLAG_HELP, write_json
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from headrace.bench.arrivals import ConstantRate, RampedRate
     from headrace.bench.connection import ServerOptions
     from headrace.bench.report import ServingReport
     from headrace.bench.serving import Labels, LoadOptions, ServingJob
@@ -40,6 +46,7 @@ code is 3 if it distorts the figures."""
 def main(argv: Sequence[str]) -> int:
     parser = Parser("bench serve", _DESCRIPTION)
     add_server_flags(parser)
+    add_start_flags(parser)
     add_load_flags(parser)
     add_workload_flags(parser)
     add_result_flags(parser)
@@ -50,9 +57,26 @@ def main(argv: Sequence[str]) -> int:
     from headrace.bench.serving import run_serving
     from headrace.cli.progress import terminal_progress
 
-    report = run_serving(job, terminal_progress())
+    with contextlib.ExitStack() as stack:
+        report = run_serving(with_started_server(job, arguments, stack), terminal_progress())
     write_results(report, arguments)
     return finish(report, arguments)
+
+
+def with_started_server(job: ServingJob, arguments: argparse.Namespace, stack: contextlib.ExitStack) -> ServingJob:
+    """The same job against a server that ``--start`` names, which runs until ``stack`` is closed."""
+    if arguments.start is None:
+        return job
+    if arguments.base_url is not None or arguments.host is not None or arguments.port is not None:
+        raise ConfigError("--start says where the server will be; leave out --base-url, --host and --port")
+    from headrace.bench.peer_process import parse_command, running
+
+    peer = stack.enter_context(running(parse_command(arguments.start), arguments.start_timeout))
+    return replace(
+        job,
+        server=replace(job.server, base_url=peer.command.url, name=peer.command.name),
+        server_info=peer.info(peer.command.name),
+    )
 
 
 def add_result_flags(parser: Parser) -> None:
@@ -66,8 +90,14 @@ def add_result_flags(parser: Parser) -> None:
         help="write everything there: report.json, report.html, requests.jsonl, workload.jsonl, and the result as "
         "vllm.json, sglang.json and trtllm.json",
     )
-    flags.add_argument("--output-file", type=file_path, metavar="FILE", help="one JSON line for each request")
+    flags.add_argument("--request-log", type=file_path, metavar="FILE", help="one JSON line for each request")
     flags.add_argument("--save-detailed", action="store_true", help="have those lines hold the answers' text")
+    flags.add_argument("--save-result", action="store_true", help="write vLLM's result file, in the current folder")
+    flags.add_argument(
+        "--result-filename", metavar="NAME", help="what vLLM's result file is called (default: vllm.json)"
+    )
+    flags.add_argument("--output-file", type=file_path, metavar="FILE", help="append SGLang's result line to this file")
+    flags.add_argument("--disable-tqdm", action="store_true", help=argparse.SUPPRESS)
     flags.add_argument("--label", "--tag", default="", metavar="TEXT", help="a name for this run")
     flags.add_argument("--metadata", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="to remember")
 
@@ -87,7 +117,7 @@ def read_job(arguments: argparse.Namespace) -> ServingJob:
         workload=workload,
         labels=read_labels(arguments),
         save_workload=None if isinstance(workload, Path) else save,
-        request_lines=arguments.output_file or (folder / "requests.jsonl" if folder is not None else None),
+        request_lines=arguments.request_log or (folder / "requests.jsonl" if folder is not None else None),
         keeps_texts=arguments.save_detailed,
         ready_timeout_s=arguments.ready_check_timeout_sec,
     )
@@ -156,8 +186,13 @@ def read_labels(arguments: argparse.Namespace) -> Labels:
 def write_results(report: ServingReport, arguments: argparse.Namespace) -> None:
     """Every file that was asked for. Raises ``ConfigError`` for one that cannot be written."""
     from headrace.bench.report_html import render_page
-    from headrace.bench.result_dialects import RESULT_DIALECTS
+    from headrace.bench.result_dialects import RESULT_DIALECTS, sglang_result, vllm_result
 
+    vllm_name = arguments.result_filename or "vllm.json"
+    if arguments.save_result and arguments.result_dir is None:
+        write_json(vllm_result(report), vllm_name)
+    if arguments.output_file is not None:
+        _append_line(arguments.output_file, sglang_result(report))
     if arguments.html is not None:
         write_text(arguments.html, render_page([report]), "--html")
     if arguments.json:
@@ -166,7 +201,7 @@ def write_results(report: ServingReport, arguments: argparse.Namespace) -> None:
         write_json(report, str(folder / "report.json"))
         write_text(folder / "report.html", render_page([report]), "--result-dir")
         for name, result in RESULT_DIALECTS.items():
-            write_json(result(report), str(folder / f"{name}.json"))
+            write_json(result(report), str(folder / (vllm_name if name == "vllm" else f"{name}.json")))
 
 
 def finish(report: ServingReport, arguments: argparse.Namespace) -> int:
@@ -183,6 +218,14 @@ def finish(report: ServingReport, arguments: argparse.Namespace) -> int:
     return EXIT_DISTORTED if report.is_distorted else 0
 
 
+def _append_line(path: Path, result: Mapping[str, object]) -> None:
+    try:
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(result) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; --output-file names a file") from error
+
+
 def write_text(path: Path, text: str, flag: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
@@ -190,7 +233,7 @@ def write_text(path: Path, text: str, flag: str) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror}; {flag} says where") from error
 
 
-def _rate(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
+def _rate(arguments: argparse.Namespace) -> ConstantRate | RampedRate | None:
     from headrace.bench.arrivals import ConstantRate, RampedRate, RampStrategy
 
     if arguments.ramp_up_strategy is None:

@@ -132,7 +132,6 @@ class _Sweep:
                     self._failures.append(f"{pair.name}: {error.message}")
 
     def _measure(self, pair: Combination, peer: RunningPeer | None) -> None:
-        from headrace.bench.report import ServerInfo
         from headrace.bench.serving import ServingJob, run_serving
         from headrace.bench.sweep import REPORT_FILE, flag_words
         from headrace.cli.progress import terminal_progress
@@ -143,14 +142,7 @@ class _Sweep:
         info = None
         if peer is not None:
             server = replace(server, base_url=peer.command.url)
-            info = ServerInfo(
-                name=pair.name,
-                url=peer.command.url,
-                model="",
-                command=str(peer.command),
-                start_s=peer.start_s,
-                install_bytes=peer.install_bytes,
-            )
+            info = peer.info(pair.name)
         print(f"measuring {pair.name}", file=sys.stderr)
         job = ServingJob(
             server=server,
