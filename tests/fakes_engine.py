@@ -16,6 +16,7 @@ from headrace.core.errors import InvalidRequest, Overloaded
 from headrace.core.request import FinishReason, Request, RequestOutput, RequestTimes, SequenceProgress, Usage
 from headrace.core.sampling import SamplingParams
 from headrace.core.timeline import SequenceTimeline
+from headrace.engine.idle import IdleWork, NoIdleWork
 
 INVALID, OVERLOAD, SUBMIT_BUG, STEP_BUG, STEP_HANG = 900, 901, 902, 903, 904
 """First prompt tokens that ask for: two refusals, an exception in submit, one in step, a step of a minute."""
@@ -89,6 +90,7 @@ class FakeEngine:
     num_steps: int = 0
     is_closed: bool = False
     num_cleared: int = 0
+    idle: IdleWork = field(default_factory=NoIdleWork)
     _requests: dict[str, Request] = field(default_factory=dict)
     _running: dict[tuple[str, int], int] = field(default_factory=dict)
     _ended: list[RequestOutput] = field(default_factory=list)

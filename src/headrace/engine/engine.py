@@ -30,6 +30,7 @@ from headrace.core.step import Executor, StepPlan
 from headrace.core.timeline import SequenceTimeline
 from headrace.engine.constraints import Constraints, GrammarSource
 from headrace.engine.continuation import Continuation, Taken
+from headrace.engine.idle import IdleWork, NoIdleWork
 from headrace.engine.idle_audit import IdleAudit
 from headrace.engine.sequence_outputs import News, delta_output, last_output
 from headrace.engine.step_stats import step_stats
@@ -86,6 +87,8 @@ class Engine:
         info: EngineInfo,
     ) -> None:
         self.info = info
+        self.meters = scheduler.meters
+        self.idle: IdleWork = NoIdleWork()
         self._scheduler = scheduler
         self._kv = kv
         self._executor = executor
@@ -180,6 +183,7 @@ class Engine:
         return step_stats(self._scheduler, self._kv, self._last_step, self._constraints.num_waiting)
 
     def close(self) -> None:
+        self.idle.close()
         self._constraints.close()
         self._executor.close()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.grammars import TokenizerGrammars
 from headrace.engine.limits import Limits, resolve_limits, wanted_len
 from headrace.engine.memory_tiers import TierSizes, resolve_tiers, with_tiers
+from headrace.engine.step_profile import StepCostFile, StepProfile
 from headrace.engine.stop_matcher import StopStrings
 from headrace.engine.text_stream import TextStream
 from headrace.engine.tokenizer import Tokenizer, load_tokenizer, read_spec
@@ -49,6 +50,7 @@ from headrace.native.program import NativeProgram
 from headrace.native.tuning import TuningTable
 from headrace.scheduler.build import BatchLimits, build_scheduler
 from headrace.scheduler.cost_model import StepCostModel
+from headrace.scheduler.policy import SchedulerListener
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +84,8 @@ class FoundModel:
     model: ModelConfig
 
 
-def build_engine(config: EngineConfig, progress: Progress) -> Engine:
-    """Load what ``config.model`` names and build the engine around it.
+def build_engine(config: EngineConfig, progress: Progress, listeners: Sequence[SchedulerListener] = ()) -> Engine:
+    """Load what ``config.model`` names and build the engine around it; ``listeners`` hear its scheduler.
 
     Raises ``ConfigError`` for a reference, file or setting that does not work out.
     """
@@ -110,7 +112,9 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     tiers = BlockTiers(sizes.num_host_blocks, sizes.num_disk_blocks)
     kv = KVCacheManager(limits.num_blocks, config.block_size, config.enable_prefix_caching, tiers)
     batch = BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, limits.max_model_len)
-    scheduler = build_scheduler(config.scheduling_policy, kv, batch, StepCostModel())
+    costs_file = StepCostFile(cache_folder() / "step_costs", _step_identity(config, model, backend))
+    costs = StepCostModel(costs_file.load())
+    scheduler = build_scheduler(config.scheduling_policy, kv, batch, costs, listeners)
     scheduler.meters.transfers.assume(sizes.block_bytes)
     info = _info(config, model, backend, sizes, tokenizer, stages.times_s)
     grammars = TokenizerGrammars(
@@ -119,6 +123,7 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     engine = Engine(scheduler, kv, executor, TokenizerTexts(tokenizer, grammars), WallClock(), info)
     if config.enable_timelines:
         engine.record_timelines()
+    engine.idle = StepProfile(executor, kv, costs, batch, costs_file)
     return engine
 
 
@@ -148,6 +153,14 @@ class _Backend:
     kv_cache_dtype: str
     weight_bytes: int
     kernels: str = ""
+
+
+def _step_identity(config: EngineConfig, model: ModelConfig, backend: _Backend) -> tuple[str, ...]:
+    """Everything that the time of a step depends on."""
+    host = this_host()
+    sizes = (model.architecture, model.num_parameters, model.vocab_size, num_threads(config), config.block_size)
+    formats = (backend.name, backend.dtype, backend.kv_cache_dtype, backend.weight_bytes)
+    return (host.cpu, host.kernels, host.build, *map(str, sizes), *map(str, formats))
 
 
 def num_threads(config: EngineConfig) -> int:

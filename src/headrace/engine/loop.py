@@ -19,6 +19,7 @@ from headrace.core.clock import Clock, WallClock
 from headrace.core.errors import EngineDead, InvalidRequest, Overloaded, ShuttingDown
 from headrace.core.request import OutputError, Request, RequestOutput, SequenceProgress, refused_outputs
 from headrace.core.timeline import SequenceTimeline
+from headrace.engine.idle import IdleWork
 from headrace.engine.messages import Abort, AskTimeline, ClearCache, Drain, Resume, Shutdown, Submit
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,11 @@ class DrivenEngine(SteppedEngine, Protocol):
     def info(self) -> EngineInfo: ...
 
     def timeline(self, request_id: str) -> list[SequenceTimeline]: ...
+
+    @property
+    def idle(self) -> IdleWork:
+        """What to do while there is no work."""
+        ...
 
     def close(self) -> None: ...
 
@@ -171,8 +177,12 @@ class EngineLoop:
         self._listener.on_outputs(outputs, self._engine.stats())
 
     def _wait_for_message(self) -> _Message:
+        """The next message; until one comes, what the engine does when it is idle."""
         self._tick_start = None
-        return self._inbox.get()
+        message = self._next_message()
+        while message is None and self._engine.idle.advance():
+            message = self._next_message()
+        return self._inbox.get() if message is None else message
 
     def _next_message(self) -> _Message | None:
         try:
