@@ -32,16 +32,16 @@ def observed(simulator: Simulator) -> list[object]:
     return [repr(records), simulator.clock.now(), simulator.num_steps, simulator.busy_s, kv.stats, kv.num_cached_blocks]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "vllm"])
 def test_a_run_with_skipped_steps_is_the_run_step_by_step(policy: str) -> None:
     num_skipped = 0
-    for seed in range(60):
+    for seed in range(50):
         case = random_case(seed, policy)  # type: ignore[arg-type]
         skipping, count = run_skipping(case)
         num_skipped += count
         assert observed(skipping) == observed(run_stepwise(case)), f"seed {seed}"
         assert skipping.kv.check() == [], f"seed {seed}"
-    assert num_skipped > 800
+    assert num_skipped > 600
 
 
 def test_no_step_is_skipped_for_a_policy_that_learns_from_each() -> None:

@@ -7,8 +7,9 @@ import random
 from dataclasses import dataclass
 
 from headrace.core.service_level import STANDARD_CLASSES, ServiceLevel
-from headrace.scheduler.build import BatchLimits, PolicyName
+from headrace.scheduler.build import BatchLimits
 from headrace.scheduler.cost_model import StepCosts
+from headrace.sim.policies import SimulatedPolicy
 from headrace.sim.simulator import Replica
 from headrace.sim.step_time import LinearStepTime
 from headrace.sim.trace import TraceRequest
@@ -26,10 +27,10 @@ class Case:
     replica: Replica
 
 
-def random_case(seed: int, policy: PolicyName | None = None) -> Case:
+def random_case(seed: int, policy: SimulatedPolicy | None = None) -> Case:
     """A dozen requests of several tenants, classes and shared prefixes, on a pool that is often too small."""
     rng = random.Random(seed)
-    names: tuple[PolicyName, ...] = ("fcfs", "priority", "slo")
+    names: tuple[SimulatedPolicy, ...] = ("fcfs", "priority", "slo")
     chosen = policy or rng.choice(names)
     requests = _requests(rng, rng.randint(1, 16))
     max_num_seqs = rng.randint(1, 8)

@@ -75,7 +75,7 @@ def _parser() -> Parser:
         "--policy",
         action="append",
         metavar="P",
-        help="slo, fcfs or priority; fcfs:512 sets the most tokens of a step; may be repeated (default: slo)",
+        help="slo, fcfs, priority or vllm; fcfs:512 sets the most tokens of a step; may be repeated (default: slo)",
     )
     load = parser.add_argument_group("load")
     load.add_argument("--load", default="1", metavar="X", help="multiply the traces' rates (default: 1)")

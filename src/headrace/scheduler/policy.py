@@ -61,8 +61,8 @@ class SchedulingPolicy(Protocol):
         """Which of ``running`` (at least one) gives its blocks back when they run out."""
         ...
 
-    def num_reserved_tokens(self, seq: Sequence, running: Collection[Sequence]) -> int:
-        """Room beyond what ``seq`` has to compute that must be free in the KV cache before it may start."""
+    def num_tokens_to_start(self, seq: Sequence, running: Collection[Sequence]) -> int:
+        """Room that must be free in the KV cache, besides a small margin, before ``seq`` may start beside others."""
         ...
 
 
@@ -117,8 +117,8 @@ class FcfsPolicy:
     def victim(self, running: Iterable[Sequence], now: float) -> Sequence:
         return max(running, key=self._sort_key)
 
-    def num_reserved_tokens(self, seq: Sequence, running: Collection[Sequence]) -> int:
-        return 0
+    def num_tokens_to_start(self, seq: Sequence, running: Collection[Sequence]) -> int:
+        return seq.num_pending_tokens
 
 
 class PriorityPolicy(FcfsPolicy):

@@ -242,11 +242,11 @@ class Scheduler:
         return True
 
     def _has_room(self, seq: Sequence) -> bool:
-        """Whether the pool holds all of ``seq`` and a margin: starting what must soon give way again is thrashing."""
+        """Whether the pool has what the policy asks for and a margin: what must soon give way again is thrashing."""
         if not self._running:
             return True
-        num_reserved = self._policy.num_reserved_tokens(seq, self._running.values())
-        return self._kv.can_extend(seq, seq.num_pending_tokens + num_reserved + self._watermark_tokens)
+        num_tokens = self._policy.num_tokens_to_start(seq, self._running.values())
+        return self._kv.can_extend(seq, num_tokens + self._watermark_tokens)
 
     def _is_still_blocked(self, seq: Sequence) -> bool:
         """Whether ``seq`` failed for lack of blocks and none came free since; spares matching it each step."""

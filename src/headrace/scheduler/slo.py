@@ -100,9 +100,9 @@ class SloPolicy(SchedulerListener):
         by_age = sorted(running, key=_age)
         return max(by_age[1:] or by_age, key=lambda seq: self._affordability(seq, now))
 
-    def num_reserved_tokens(self, seq: Sequence, running: Collection[Sequence]) -> int:
+    def num_tokens_to_start(self, seq: Sequence, running: Collection[Sequence]) -> int:
         reserve = self._reserve
-        return reserve.num_tokens(seq) + sum(reserve.num_tokens(other) for other in running)
+        return seq.num_pending_tokens + reserve.num_tokens(seq) + sum(reserve.num_tokens(other) for other in running)
 
     def _num_prefill_tokens(self, budget: StepBudget, load: BatchLoad, now: float) -> int:
         step_s = budget.step_s(has_targets=now < self._targets_until or load.tpot_s < math.inf)

@@ -9,21 +9,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
 
 from headrace.core.errors import ConfigError
 from headrace.core.settings import suggestion
-from headrace.scheduler.build import BatchLimits, PolicyName
+from headrace.scheduler.build import BatchLimits
 from headrace.sim.cpu_profile import CPU_PREFIX, ProfiledStepTime, read_profile
 from headrace.sim.devices import parse_device
 from headrace.sim.model_shapes import find_model
+from headrace.sim.policies import POLICY_NAMES, SimulatedPolicy
 from headrace.sim.report import SimulationReport, report_of
 from headrace.sim.roofline import RooflineStepTime, num_kv_tokens
 from headrace.sim.simulator import Replica, Simulator
 from headrace.sim.step_time import StepTime, costs_of
 from headrace.sim.workload import TraceSource, offered_requests
 
-BATCHED_TOKENS: dict[PolicyName, int] = {"slo": 4096, "fcfs": 2048, "priority": 2048}
+BATCHED_TOKENS: dict[SimulatedPolicy, int] = {"vllm": 2048, "slo": 4096, "fcfs": 2048, "priority": 2048}
 """Most tokens of a step where neither the policy nor the device says so."""
 
 BLOCK_SIZE = 16
@@ -36,7 +36,7 @@ class PolicyChoice:
     """A policy and the most tokens of its steps, if they were given; ``label`` is how it was asked for."""
 
     label: str
-    name: PolicyName
+    name: SimulatedPolicy
     max_num_batched_tokens: int | None = None
 
 
@@ -104,13 +104,12 @@ class Scenario:
 def parse_policy(text: str) -> PolicyChoice:
     """``slo``, or ``fcfs:512`` with the most tokens of a step. Raises ``ConfigError``."""
     word, _, tokens = text.partition(":")
-    names: tuple[PolicyName, ...] = get_args(PolicyName)
-    for name in names:
+    for name in POLICY_NAMES:
         if name == word:
             return PolicyChoice(text, name, _int(tokens, f"policy {text}: tokens of a step", 1) if tokens else None)
     raise ConfigError(
-        f"there is no policy {word!r}{suggestion(word, names)}; the policies are {', '.join(names)}, each with the "
-        "most tokens of a step as in fcfs:2048",
+        f"there is no policy {word!r}{suggestion(word, POLICY_NAMES)}; the policies are "
+        f"{', '.join(POLICY_NAMES)}, each with the most tokens of a step as in fcfs:2048",
         "policy",
     )
 

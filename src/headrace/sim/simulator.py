@@ -21,20 +21,17 @@ from headrace.engine.constraints import GrammarSource, NoGrammars
 from headrace.engine.engine import Engine
 from headrace.engine.stop_matcher import StopStrings
 from headrace.engine.text_stream import TextStream
-from headrace.scheduler.build import BatchLimits, PolicyName, build_scheduler
+from headrace.scheduler.build import BatchLimits
 from headrace.scheduler.cost_model import StepCostModel, StepCosts
 from headrace.scheduler.policy import SchedulerListener
 from headrace.sim.fast_forward import skip_decodes
+from headrace.sim.policies import STEPWISE_POLICIES, SimulatedPolicy, build_simulated_scheduler
 from headrace.sim.record import Outcome, RequestRecord
 from headrace.sim.simulated_executor import EOS_TOKEN_ID, SimulatedDevice, SimulatedExecutor
 from headrace.sim.step_time import StepTime
 from headrace.sim.workload import OfferedRequest
 
 NO_VOCABULARY = (1 << 31) - 1
-
-
-STEPWISE_POLICIES = frozenset({"slo"})
-"""Policies that learn from steps in which they have nothing to decide, so that none may be skipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +42,7 @@ class Replica:
     ``block_transfer_s`` is how long copying one block between the pool and the tiers below it holds a step up.
     """
 
-    policy: PolicyName
+    policy: SimulatedPolicy
     step_time: StepTime
     known_costs: StepCosts | None
     num_blocks: int
@@ -87,7 +84,7 @@ class Simulator:
         tiers = BlockTiers(replica.num_host_blocks, replica.num_disk_blocks)
         self.kv = KVCacheManager(replica.num_blocks, replica.block_size, replica.enable_prefix_caching, tiers)
         costs = StepCostModel(replica.known_costs)
-        self.scheduler = build_scheduler(replica.policy, self.kv, replica.limits, costs, listeners)
+        self.scheduler = build_simulated_scheduler(replica.policy, self.kv, replica.limits, costs, listeners)
         script = {request.index: request.answer for request in requests}
         device = SimulatedDevice(replica.num_blocks, replica.step_time, replica.block_transfer_s)
         self._executor = SimulatedExecutor(device, self.clock, script)
