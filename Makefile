@@ -40,9 +40,11 @@ native-test: build/native/build.ninja ## build and run the tests of csrc
 	$(BIN)/ninja -C build/native native_tests
 	build/native/native_tests $(ARGS)
 
-native-sanitize: build/sanitize/build.ninja ## the same under the address and undefined-behaviour sanitizers
+native-sanitize: build/sanitize/build.ninja build/race/build.ninja ## the same under sanitizers, threads under theirs
 	$(BIN)/ninja -C build/sanitize native_tests
 	build/sanitize/native_tests $(ARGS)
+	$(BIN)/ninja -C build/race thread_pool_tests
+	build/race/thread_pool_tests
 
 bench: install ## measure, and compare with the last recorded run; ARGS=--record keeps the result
 	$(BIN)/python benchmarks/suite.py $(ARGS)
@@ -63,6 +65,9 @@ build/native/build.ninja: CMakeLists.txt | $(VENV)/.installed-test
 build/sanitize/build.ninja: CMakeLists.txt | $(VENV)/.installed-test
 	$(CONFIGURE) -DCMAKE_BUILD_TYPE=Debug \
 		-DCMAKE_CXX_FLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+
+build/race/build.ninja: CMakeLists.txt | $(VENV)/.installed-test
+	$(CONFIGURE) -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS="-O1 -g1 -fsanitize=thread"
 
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

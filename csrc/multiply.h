@@ -31,16 +31,25 @@ inline std::string TuningProblem(const MatmulTuning& tuning, const Kernels& kern
   return {};
 }
 
+// Rows of a piece of work. With many rows each thread takes some for itself: then what an operation leaves for a row
+// is in the caches of the thread that goes on with it, and weights are read once by each.
+inline int RowsPerPiece(const MatmulTask& task, const MatmulTuning& tuning, int num_threads) {
+  constexpr int kLeastRows = 64;
+  const int rows_each = static_cast<int>(CeilDiv(task.num_rows, num_threads));
+  return rows_each < kLeastRows ? tuning.block_rows : std::min(tuning.block_rows, rows_each);
+}
+
 inline void Multiply(const Kernels& kernels, const MatmulTask& task, const MatmulTuning& tuning, ThreadPool& pool) {
   const int num_panels = task.weight->num_panels();
   const size_t tile_bytes = tuning.tile_panels * task.weight->panel_bytes();
   const int panels_per_piece =
       tuning.tile_panels * static_cast<int>(std::max<size_t>(1, CeilDiv(tuning.piece_bytes, tile_bytes)));
   const int pieces_per_block = static_cast<int>(CeilDiv(num_panels, panels_per_piece));
-  const int num_blocks = static_cast<int>(CeilDiv(task.num_rows, tuning.block_rows));
+  const int block_rows = RowsPerPiece(task, tuning, pool.num_threads());
+  const int num_blocks = static_cast<int>(CeilDiv(task.num_rows, block_rows));
   pool.Run(pieces_per_block * num_blocks, [&](int piece, int) {
-    const int row_begin = piece / pieces_per_block * tuning.block_rows;
-    const int row_end = std::min(task.num_rows, row_begin + tuning.block_rows);
+    const int row_begin = piece / pieces_per_block * block_rows;
+    const int row_end = std::min(task.num_rows, row_begin + block_rows);
     const int panel_begin = piece % pieces_per_block * panels_per_piece;
     const int panel_end = std::min(num_panels, panel_begin + panels_per_piece);
     kernels.matmul_panels(task, tuning, panel_begin, panel_end, row_begin, row_end);

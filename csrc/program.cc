@@ -16,6 +16,7 @@ namespace headrace {
 namespace {
 
 constexpr size_t kAlignment = 64;
+constexpr size_t kHugePageBytes = size_t{2} << 20;
 constexpr int kRowsPerPiece = 8;       // of operations that treat rows one by one
 constexpr int kUnitsPerThread = 4;     // fewer attention units than this and contexts are split as well
 
@@ -51,13 +52,16 @@ void ForRows(ThreadPool& pool, int num_rows, const Body& body) {
 // ---- memory -----------------------------------------------------------------------------------------
 
 AlignedBytes::AlignedBytes(size_t num_bytes) : num_bytes_(num_bytes) {
-  void* pages = mmap(nullptr, std::max<size_t>(num_bytes, 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (pages == MAP_FAILED) throw std::bad_alloc();
-  madvise(pages, num_bytes, MADV_HUGEPAGE);  // a hint; without huge pages it is only slower
-  data_ = static_cast<uint8_t*>(pages);
+  // Huge pages begin at multiples of their size, and the system itself aligns hardly any mapping to them.
+  const size_t unit = num_bytes >= kHugePageBytes ? kHugePageBytes : kAlignment;
+  mapped_bytes_ = CeilDiv(std::max<size_t>(num_bytes, 1), unit) * unit + (unit == kHugePageBytes ? unit : 0);
+  mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped_ == MAP_FAILED) throw std::bad_alloc();
+  madvise(mapped_, mapped_bytes_, MADV_HUGEPAGE);  // a hint; without huge pages it is only slower
+  data_ = reinterpret_cast<uint8_t*>(CeilDiv(reinterpret_cast<uintptr_t>(mapped_), unit) * unit);
 }
 
-AlignedBytes::~AlignedBytes() { munmap(data_, std::max<size_t>(num_bytes_, 1)); }
+AlignedBytes::~AlignedBytes() { munmap(mapped_, mapped_bytes_); }
 
 namespace {
 size_t CheckedElements(const Shape& shape, int num_blocks, int block_size) {

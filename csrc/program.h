@@ -95,7 +95,9 @@ class AlignedBytes {
   size_t size() const { return num_bytes_; }
 
  private:
-  uint8_t* data_;
+  void* mapped_;
+  size_t mapped_bytes_;
+  uint8_t* data_;  // the first aligned byte of what is mapped
   size_t num_bytes_;
 };
 

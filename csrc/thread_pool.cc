@@ -36,7 +36,7 @@ bool SpinForChange(const std::atomic<uint32_t>& epoch, uint32_t seen) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) {
+ThreadPool::ThreadPool(int num_threads) : tickets_(num_threads > 1 ? num_threads : 1) {
   workers_.reserve(num_threads > 1 ? num_threads - 1 : 0);
   for (int thread = 1; thread < num_threads; ++thread) {
     workers_.emplace_back([this, thread] { WorkerLoop(thread); });
@@ -60,7 +60,11 @@ void ThreadPool::RunErased(int num_pieces, Call call, const void* context) {
   num_pieces_.store(num_pieces, std::memory_order_relaxed);
   num_finished_.store(0, std::memory_order_relaxed);
   const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
-  ticket_.store(static_cast<uint64_t>(epoch) << 32 | static_cast<uint32_t>(num_pieces), std::memory_order_release);
+  for (int thread = 0; thread < num_threads(); ++thread) {
+    const int count = ShareBegin(num_pieces, thread + 1) - ShareBegin(num_pieces, thread);
+    tickets_[thread].value.store(static_cast<uint64_t>(epoch) << 32 | static_cast<uint32_t>(count),
+                                 std::memory_order_release);
+  }
   epoch_.store(epoch, std::memory_order_seq_cst);
   if (num_sleeping_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
 
@@ -72,14 +76,18 @@ void ThreadPool::TakePieces(uint32_t epoch, int thread) {
   const Call call = call_.load(std::memory_order_relaxed);
   const void* context = context_.load(std::memory_order_relaxed);
   const int num_pieces = num_pieces_.load(std::memory_order_relaxed);
-  uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  for (;;) {
-    const int num_left = static_cast<int>(ticket & 0xffffffffu);
-    if (static_cast<uint32_t>(ticket >> 32) != epoch || num_left == 0) return;
-    if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) continue;
-    call(context, num_pieces - num_left, thread);
-    num_finished_.fetch_add(1, std::memory_order_acq_rel);
-    ticket = ticket_.load(std::memory_order_acquire);
+  for (int turn = 0; turn < num_threads(); ++turn) {  // its own share first, then the others'
+    const int owner = (thread + turn) % num_threads();
+    std::atomic<uint64_t>& value = tickets_[owner].value;
+    uint64_t ticket = value.load(std::memory_order_acquire);
+    for (;;) {
+      const int num_left = static_cast<int>(ticket & 0xffffffffu);
+      if (static_cast<uint32_t>(ticket >> 32) != epoch || num_left == 0) break;
+      if (!value.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) continue;
+      call(context, ShareBegin(num_pieces, owner + 1) - num_left, thread);
+      num_finished_.fetch_add(1, std::memory_order_acq_rel);
+      ticket = value.load(std::memory_order_acquire);
+    }
   }
 }
 

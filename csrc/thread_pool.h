@@ -1,7 +1,9 @@
 // A pool that hands out work in small numbered pieces.
 //
-// Whoever is free takes the next piece, so a core that is busy elsewhere delays one piece and not the
-// whole operation. Results must not depend on who computes a piece: pieces write disjoint outputs.
+// Each thread has a share of neighbouring pieces to begin with, so that it reads long stretches of memory, and finds
+// in its own caches what it wrote for the same rows an operation before. Whoever is done with its share takes pieces
+// of another's, so a core that is busy elsewhere delays one piece and not the whole operation. Results must not
+// depend on who computes a piece: pieces write disjoint outputs.
 #pragma once
 
 #include <atomic>
@@ -19,7 +21,7 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+  int num_threads() const { return static_cast<int>(tickets_.size()); }
 
   // Calls body(piece, thread) once for each piece in [0, num_pieces), thread in [0, num_threads()), and
   // returns when all are done. One caller at a time. `body` must not throw.
@@ -37,14 +39,23 @@ class ThreadPool {
   void WorkerLoop(int thread);
   void TakePieces(uint32_t epoch, int thread);
 
+  // The first of the pieces that are a thread's to begin with; its share ends where the next thread's begins.
+  int ShareBegin(int num_pieces, int thread) const {
+    return static_cast<int>(int64_t{num_pieces} * thread / num_threads());
+  }
+
+  // Epoch in the upper half, number of unclaimed pieces of a share in the lower. Each on a cache line of its own.
+  struct alignas(64) Ticket {
+    std::atomic<uint64_t> value{0};
+  };
+
   // The job. Its fields may be read while the next job is being written; a reader uses them only after it
   // has claimed a piece of the epoch it read them for, which proves that they were still that epoch's: a job
   // with a piece left is not over. So the claim itself must rest on nothing but the ticket.
   std::atomic<Call> call_{nullptr};
   std::atomic<const void*> context_{nullptr};
   std::atomic<int> num_pieces_{0};
-  // Epoch in the upper half, number of unclaimed pieces in the lower.
-  alignas(64) std::atomic<uint64_t> ticket_{0};
+  std::vector<Ticket> tickets_;  // of each thread's share
   alignas(64) std::atomic<int> num_finished_{0};
   alignas(64) std::atomic<uint32_t> epoch_{0};
   std::atomic<int> num_sleeping_{0};

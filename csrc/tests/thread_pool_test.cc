@@ -41,6 +41,21 @@ TEST("thread_pool: every piece runs exactly once, for every number of threads an
   }
 }
 
+TEST("thread_pool: each thread begins with its own share of neighbouring pieces") {
+  ThreadPool pool(3);
+  std::vector<int> thread_of(6, -1);
+  std::atomic<int> num_begun{0};
+  std::atomic<bool> all_begun{true};
+  pool.Run(6, [&](int piece, int thread) {
+    thread_of[piece] = thread;
+    if (piece % 2 == 1) return;
+    num_begun.fetch_add(1);  // nobody goes on, to others' shares, before all have begun
+    if (!Eventually([&] { return num_begun.load() == 3; })) all_begun.store(false);
+  });
+  CHECK(all_begun.load());
+  for (int thread = 0; thread < 3; ++thread) CHECK_EQ(thread_of[2 * thread], thread);
+}
+
 // Small jobs before large ones: a worker that is late for the small one must not take a piece of it when the large
 // one is being prepared.
 TEST("thread_pool: many tiny jobs of changing size each run every piece exactly once") {
