@@ -1,4 +1,7 @@
-"""``headrace simulate``: play a trace to the real scheduler on a virtual clock, and say how well it was served."""
+"""``headrace simulate``: play a trace to the real scheduler on a virtual clock, and say how well it was served.
+
+``headrace simulate calibrate`` measures this machine, so that it can be simulated, too.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,10 @@ _TRACE_HELP = (
 
 
 def main(argv: Sequence[str]) -> int:
+    if argv and argv[0] == "calibrate":
+        from headrace.cli import simulate_calibrate
+
+        return simulate_calibrate.main(argv[1:])
     arguments = _parser().parse(argv)
     if not arguments.trace:
         raise ConfigError("simulate needs a trace: headrace simulate --trace FILE --model llama-70b", "trace")
