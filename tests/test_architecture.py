@@ -77,6 +77,7 @@ ADDRESSES: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("checkpoint.",),
     "rich": ("cli.",),
     "tomli_w": ("core.settings",),
+    "httpx": ("program.api_client",),
 }
 """Foreign package -> where it may be imported: prefixes (ending in a dot) or whole names of modules."""
 

@@ -3,7 +3,11 @@
 The language is SGLang's: ``from headrace import program as sgl`` runs its programs.
 """
 
-from headrace.core.errors import ProgramError
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.core.errors import ConfigError, ProgramError
 from headrace.program.backends import set_default_backend
 from headrace.program.expressions import (
     Expression,
@@ -26,6 +30,10 @@ from headrace.program.ir import ChoiceMethod, Limits, Program
 from headrace.program.runtime import Runtime
 from headrace.program.state import ProgramState, ProgramStateGroup
 
+if TYPE_CHECKING:
+    from headrace.program.chat_only_backend import OpenAI
+    from headrace.program.server_backend import RuntimeEndpoint
+
 token_length_normalized = ChoiceMethod.TOKEN_LENGTH_NORMALIZED
 greedy_token_selection = ChoiceMethod.GREEDY_TOKEN_SELECTION
 unconditional_likelihood_normalized = ChoiceMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
@@ -35,11 +43,13 @@ __all__ = [
     "Expression",
     "Function",
     "Limits",
+    "OpenAI",
     "Program",
     "ProgramError",
     "ProgramState",
     "ProgramStateGroup",
     "Runtime",
+    "RuntimeEndpoint",
     "assistant",
     "assistant_begin",
     "assistant_end",
@@ -60,3 +70,17 @@ __all__ = [
     "user_begin",
     "user_end",
 ]
+
+_REMOTE = {"OpenAI": "headrace.program.chat_only_backend", "RuntimeEndpoint": "headrace.program.server_backend"}
+"""Names that need httpx, imported when first used."""
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name not in _REMOTE:
+        raise AttributeError(f"module 'headrace.program' has no attribute {name!r}")
+    try:
+        return getattr(import_module(_REMOTE[name]), name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{name} needs {error.name}; install it with: pip install 'headrace[program]'") from error

@@ -1,0 +1,199 @@
+"""Programs on a server that goes on with a message where it stopped: ours, and others with vLLM's extensions.
+
+Owns the spelling of calls in that dialect. Choices are scored by our ``/v1/programs`` where the server has it, else by
+the log-probabilities of prompts that hold each choice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from headrace.core.errors import InvalidRequest, RequestFailed
+from headrace.core.sampling import SamplingParams
+from headrace.program.api_client import ApiClient, JsonObject, NoSuchRoute
+from headrace.program.backend import Call, ChoiceScore, Form, Generated, OnText, Scores
+from headrace.program.document import Document
+from headrace.program.ir import Node, Program, RoleBegin, RoleEnd, Select, Text
+from headrace.program.runtime import Runtime
+from headrace.program.scoring import continuation
+
+_ALWAYS_SENT = ("max_tokens", "temperature")
+
+
+class RuntimeEndpoint(Runtime):
+    """A server to run programs on, by its URL: SGLang's name for it.
+
+    ``model`` is the name to ask for; by default the first that the server lists.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None = None, model: str | None = None) -> None:
+        async def opened() -> ServerBackend:
+            client = ApiClient(base_url, api_key)
+            return ServerBackend(client, model or await first_model(client))
+
+        super().__init__(opened)
+
+
+async def first_model(client: ApiClient) -> str:
+    """The first model that a server lists."""
+    models = (await client.get("/v1/models")).get("data") or []
+    if not models:
+        raise InvalidRequest(f"the server at {client.base_url} lists no models; name one with model=...")
+    return str(models[0]["id"])
+
+
+class ServerBackend:
+    """Implements ``Backend`` over HTTP."""
+
+    def __init__(self, client: ApiClient, model: str) -> None:
+        self._client = client
+        self._model = model
+        self._scores_by_program = True
+
+    async def generate(self, document: Document, call: Call, on_text: OnText) -> Generated:
+        """See ``Backend.generate``."""
+        path, prompt = prompt_fields(document)
+        body = {"model": self._model, **prompt, **sampling_fields(call.sampling), **form_fields(call.form)}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        answer = Answer(call.sampling.n, on_text)
+        async with aclosing(self._client.events(path, body)) as events:
+            async for event in events:
+                answer.take(event)
+        return answer.generated()
+
+    async def score(self, document: Document, choices: Sequence[str], call: Call) -> Scores:
+        """See ``Backend.score``."""
+        if self._scores_by_program:
+            try:
+                return await self._score_by_program(document, choices)
+            except NoSuchRoute:
+                self._scores_by_program = False
+        return await self._score_by_prompts(document, choices)
+
+    def transcript(self, document: Document) -> str:
+        """See ``Backend.transcript``; in ChatML, since a server does not tell its template."""
+        return document.transcript()
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _score_by_program(self, document: Document, choices: Sequence[str]) -> Scores:
+        body = (*_nodes(document), Select(choices=tuple(choices), name="choice"))
+        program = msgspec.to_builtins(Program(body=body), str_keys=True)
+        reply = await self._client.post("/v1/programs", {"model": self._model, "program": program})
+        meta = reply["captures"]["choice"]["meta"]
+        rows = meta["input_token_logprobs"]
+        return Scores(
+            tuple(ChoiceScore(tuple(i for _, i, _ in row), tuple(value for value, _, _ in row)) for row in rows),
+            num_prompt_tokens=meta["prompt_tokens"],
+            num_cached_tokens=meta["cached_tokens"],
+        )
+
+    async def _score_by_prompts(self, document: Document, choices: Sequence[str]) -> Scores:
+        documents = [document, *(document.with_text(choice) for choice in choices)]
+        rows = await asyncio.gather(*(self._prompt_logprobs(each) for each in documents))
+        (prompt_ids, _), *scored = rows
+        scores = []
+        for token_ids, logprobs in scored:
+            start = continuation(prompt_ids, token_ids).start
+            scores.append(ChoiceScore(tuple(token_ids[start:]), tuple(logprobs[start:])))
+        return Scores(tuple(scores), num_prompt_tokens=sum(len(token_ids) for token_ids, _ in rows))
+
+    async def _prompt_logprobs(self, document: Document) -> tuple[list[int], list[float]]:
+        """Ids of a document's tokens and their log-probabilities; the first token has none and counts 0."""
+        path, prompt = prompt_fields(document)
+        body = {"model": self._model, **prompt, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+        reply = await self._client.post(path, {**body, "return_token_ids": True})
+        choice = reply["choices"][0]
+        entries = reply.get("prompt_logprobs") or choice.get("prompt_logprobs")
+        if entries is None:
+            raise InvalidRequest("the server does not report prompt_logprobs, so it cannot score choices for select")
+        token_ids = [0 if entry is None else int(next(iter(entry))) for entry in entries]
+        return token_ids, [0.0 if entry is None else next(iter(entry.values()))["logprob"] for entry in entries]
+
+
+class Answer:
+    """The choices of a streamed answer, chat or completion, being read."""
+
+    def __init__(self, num_choices: int, on_text: OnText) -> None:
+        self._texts = [""] * num_choices
+        self._on_text = on_text
+        self._finish_reason: str | None = None
+        self._stop_reason: str | int | None = None
+        self._usage: JsonObject = {}
+        self._id = ""
+
+    def take(self, event: JsonObject) -> None:
+        self._id = event.get("id") or self._id
+        self._usage = event.get("usage") or self._usage
+        for choice in event.get("choices", ()):
+            index = choice.get("index", 0)
+            text = choice["text"] if "text" in choice else (choice.get("delta") or {}).get("content")
+            if text:
+                self._texts[index] += text
+                if index == 0:
+                    self._on_text(text)
+            if index == 0 and choice.get("finish_reason"):
+                self._finish_reason, self._stop_reason = choice["finish_reason"], choice.get("stop_reason")
+
+    def generated(self) -> Generated:
+        """Everything, once the stream has ended. Raises ``RequestFailed`` if it ended too early."""
+        if self._finish_reason is None:
+            raise RequestFailed("the server ended its answer before it was complete")
+        details = self._usage.get("prompt_tokens_details") or {}
+        return Generated(
+            texts=tuple(self._texts),
+            call_id=self._id,
+            finish_reason=self._finish_reason,
+            stop_reason=self._stop_reason,
+            num_prompt_tokens=self._usage.get("prompt_tokens", 0),
+            num_output_tokens=self._usage.get("completion_tokens", 0),
+            num_cached_tokens=details.get("cached_tokens") or 0,
+        )
+
+
+def prompt_fields(document: Document) -> tuple[str, JsonObject]:
+    """The route and the fields that continue a document."""
+    if not document.is_chat:
+        return "/v1/completions", {"prompt": document.text}
+    messages = document.messages()
+    if document.role == "assistant" and not document.content:
+        messages.pop()
+    elif document.role is not None:
+        goes_on = {"continue_final_message": True, "add_generation_prompt": False}
+        return "/v1/chat/completions", {"messages": messages, **goes_on}
+    return "/v1/chat/completions", {"messages": messages}
+
+
+def sampling_fields(sampling: SamplingParams) -> JsonObject:
+    """What differs from the defaults, under vLLM's names."""
+    plain = SamplingParams()
+    sent: dict[str, Any] = {}
+    for name in sampling.__struct_fields__:
+        value = getattr(sampling, name)
+        if value != getattr(plain, name) or name in _ALWAYS_SENT:
+            sent[name] = list(value) if isinstance(value, tuple) else value
+    return sent
+
+
+def form_fields(form: Form) -> JsonObject:
+    if form.regex is not None:
+        return {"structured_outputs": {"regex": form.regex}}
+    if form.json_schema is not None:
+        return {"structured_outputs": {"json": msgspec.json.decode(form.json_schema)}}
+    return {}
+
+
+def _nodes(document: Document) -> list[Node]:
+    """A document as the nodes that write it."""
+    nodes: list[Node] = [Text(document.text)] if document.text else []
+    for turn in document.turns:
+        nodes += [RoleBegin(turn.role), Text(turn.content), RoleEnd()]
+    if document.role is not None:
+        nodes += [RoleBegin(document.role), Text(document.content)]
+    return nodes
