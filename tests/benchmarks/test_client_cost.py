@@ -24,7 +24,7 @@ def test_it_gives_cores_and_errors_at_a_known_pace(tmp_path: Path, capsys: pytes
 
 def test_the_clients_agree_on_ratios_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
-    agreement = runpy.run_path(str(FOLDER / "client_agreement.py"))["_agreement"]
+    agreement = runpy.run_path(str(FOLDER / "client_agreement.py"))["agreement"]
     pairs = [
         {"ours": {"x": ours}, "theirs": {"x": theirs}} for ours, theirs in ((10.0, 10.0), (30.0, 20.0), (22.0, 20.0))
     ]

@@ -91,6 +91,7 @@ def test_one_run_gives_every_form_of_its_result(url: str, tmp_path: Path, capsys
     vllm, sglang, trtllm = (json.loads((out / f"{name}.json").read_text()) for name in ("vllm", "sglang", "trtllm"))
     assert vllm["completed"] == sglang["completed"] == trtllm["request_info"]["num_requests"] == 3
     assert vllm["gpu"] == "none"
+    assert vllm["p99.9_ttft_ms"] >= vllm["p99_ttft_ms"] >= vllm["median_ttft_ms"] == vllm["p50_ttft_ms"]
     assert vllm["mean_ttft_ms"] == sglang["mean_ttft_ms"] == trtllm["streaming_metrics"]["avg_ttft_ms"]
     assert vllm["mean_e2el_ms"] == sglang["mean_e2e_latency_ms"]
     assert sglang["slo_attainment_by_metric"] == {"ttft": 1.0, "tpot": 1.0}
@@ -258,6 +259,7 @@ def test_a_client_that_was_too_late_fails_the_run(url: str, capsys: pytest.Captu
         (["serve", "--header", "X"], "is not NAME=VALUE"),
         (["serve", "--verify", "--temperature", "1"], "compares greedy answers"),
         (["serve", "--start", "serve it --port 9", "--base-url", "x:1"], "leave out --base-url"),
+        (["serve", "--metric-percentiles", "99,12.5"], "'12.5' is not among those that are kept"),
         (["serve", "--slo", "ttf:3"], "did you mean ttft?"),
         (["capacity"], "name them, for example --slo"),
         (["compare", "a.json"], "takes two files"),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from headrace.bench.report import ServingReport
-from headrace.bench.statistics import Spread
+from headrace.bench.statistics import PERCENTILES, Spread
 from headrace.bench.summary import RunSummary
 
 Result = dict[str, object]
@@ -21,7 +21,7 @@ def median_run(report: ServingReport) -> RunSummary:
 
 
 def vllm_result(report: ServingReport) -> Result:
-    """What ``vllm bench serve --save-result`` writes."""
+    """What ``vllm bench serve --save-result`` writes, with every metric and percentile that it could be asked for."""
     run, load = median_run(report), report.load
     result: Result = {
         "date": datetime.fromisoformat(report.date).strftime("%Y%m%d-%H%M%S"),
@@ -57,7 +57,7 @@ def vllm_result(report: ServingReport) -> Result:
     }
     spreads = {"ttft": run.ttft, "tpot": run.tpot, "itl": run.itl, "e2el": run.e2e, "client_queue_time": run.queue}
     for name, spread in spreads.items():
-        result |= _milliseconds(f"_{name}_ms", spread, (50, 90, 95, 99))
+        result |= _milliseconds(f"_{name}_ms", spread, PERCENTILES)
     return result
 
 

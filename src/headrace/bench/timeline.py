@@ -6,7 +6,11 @@ does not grow with time.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
+
 import msgspec
+import numpy as np
 
 from headrace.bench.record import RequestRecord
 
@@ -34,11 +38,13 @@ class Timeline:
     def __init__(self) -> None:
         self._bucket_s = BUCKET_S
         self._tokens: list[float] = []
-        self._edges: list[tuple[float, int]] = []
+        self._starts_s: array[float] = array("d")
+        self._ends_s: array[float] = array("d")
 
     def add(self, record: RequestRecord) -> None:
         """Spread a request's tokens over its chunks, all choices together."""
-        self._edges += [(record.sent_s, 1), (record.end_s, -1)]
+        self._starts_s.append(record.sent_s)
+        self._ends_s.append(record.end_s)
         if not record.num_chunks:
             return
         per_chunk = record.num_output_tokens / record.num_chunks
@@ -67,7 +73,7 @@ class Timeline:
         """The most requests at once within each bucket, and over all. An end counts before a start at one moment."""
         counts = [0] * max(num_buckets, 1)
         current = peak = last = 0
-        for at_s, step in sorted(self._edges):
+        for at_s, step in self._edges():
             bucket = min(int(at_s / self._bucket_s), len(counts) - 1)
             for between in range(last + 1, bucket + 1):
                 counts[between] = current
@@ -76,6 +82,14 @@ class Timeline:
             counts[bucket] = max(counts[bucket], current)
             peak = max(peak, current)
         return counts, peak
+
+    def _edges(self) -> Iterator[tuple[float, int]]:
+        """Moments at which a request begins (1) or ends (-1), in order."""
+        count = len(self._starts_s)
+        times = np.concatenate([np.frombuffer(self._starts_s), np.frombuffer(self._ends_s)]) if count else np.zeros(0)
+        steps = np.repeat([1, -1], count)
+        order = np.lexsort((steps, times))
+        return zip(times[order].tolist(), steps[order].tolist(), strict=True)
 
 
 def _best_mean(rates: list[float], window: int) -> float:

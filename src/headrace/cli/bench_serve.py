@@ -97,6 +97,10 @@ def add_result_flags(parser: Parser) -> None:
         "--result-filename", metavar="NAME", help="what vLLM's result file is called (default: vllm.json)"
     )
     flags.add_argument("--output-file", type=file_path, metavar="FILE", help="append SGLang's result line to this file")
+    flags.add_argument(
+        "--metric-percentiles", metavar="P,P", help="of vLLM's; all are always written, others are refused"
+    )
+    flags.add_argument("--percentile-metrics", metavar="NAME,NAME", help="of vLLM's; all are always written")
     flags.add_argument("--disable-tqdm", action="store_true", help=argparse.SUPPRESS)
     flags.add_argument("--label", "--tag", default="", metavar="TEXT", help="a name for this run")
     flags.add_argument("--metadata", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="to remember")
@@ -106,6 +110,7 @@ def read_job(arguments: argparse.Namespace) -> ServingJob:
     """Everything the flags say. Raises ``ConfigError``."""
     from headrace.bench.serving import ServingJob
 
+    _check_percentiles(arguments.metric_percentiles or "")
     folder: Path | None = arguments.result_dir
     if folder is not None:
         _make_folder(folder)
@@ -242,6 +247,15 @@ def _rate(arguments: argparse.Namespace) -> ConstantRate | RampedRate | None:
     if start is None or end is None:
         raise ConfigError("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps")
     return RampedRate(start, end, RampStrategy(arguments.ramp_up_strategy))
+
+
+def _check_percentiles(text: str) -> None:
+    from headrace.bench.statistics import PERCENTILES
+
+    for word in text.split(","):
+        if word.strip() and word.strip() not in {f"{rank:g}" for rank in PERCENTILES}:
+            known = ", ".join(f"{rank:g}" for rank in PERCENTILES)
+            raise ConfigError(f"--metric-percentiles {word.strip()!r} is not among those that are kept: {known}")
 
 
 def _make_folder(folder: Path) -> None:
