@@ -35,6 +35,7 @@ from headrace.core.progress import NullProgress
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.core.step import PendingMask, StepPlan, StepResult
+from headrace.engine.constraints import GrammarSource, NoGrammars
 from headrace.engine.detokenizer import ByteDetokenizer
 from headrace.engine.engine import Engine
 from headrace.engine.factory import build_engine, num_threads
@@ -95,6 +96,8 @@ class FakeExecutor:
 
 class ByteTexts:
     """Token ``i`` is the byte ``i``."""
+
+    grammars: GrammarSource = NoGrammars()
 
     def __init__(self) -> None:
         self._token_bytes = [bytes([value]) for value in range(256)]
