@@ -164,6 +164,18 @@ def test_the_slowest_step_names_the_prompt_that_was_in_it():
     assert (beside.num_tokens, beside.num_other_tokens, beside.num_other_prompt_tokens) == (5, 24, 24)
 
 
+def test_tokens_that_were_computed_together_saved_steps():
+    house = TimedHouse()
+    house.submit("a", prompt(4), max_tokens=12)
+    house.tick(2)
+    seq = house.engine._live[0].seq
+    seq.token_ids += [7, 8, 9]  # as a grammar appends what it forces
+    house.finish()
+    decode = house.life("a").spans[-1]
+    assert (decode.num_tokens, decode.num_steps, decode.num_saved_steps) == (11, 8, 3)
+    assert "Of these 3 were forced by its grammar, which saved as many steps." in tell(house.life("a"))
+
+
 def test_a_running_request_is_told_up_to_now():
     house = TimedHouse()
     house.submit("a", prompt(4), max_tokens=10)

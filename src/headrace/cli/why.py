@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.json:
         write_json(reply, arguments.json)
     if arguments.json != "-":
-        print("\n".join(textwrap.fill(sentence, 100, subsequent_indent="  ") for sentence in _summary(reply)))
+        print("\n".join(_wrapped(sentence) for sentence in _summary(reply)))
     return 0
 
 
@@ -67,6 +67,10 @@ def _decoded(status: int, body: bytes) -> dict[str, object]:
         message = error_body.get("message") if isinstance(error_body, dict) else None
         raise RequestFailed(str(message or f"the server answered with status {status}"))
     return reply
+
+
+def _wrapped(sentence: str) -> str:
+    return textwrap.fill(sentence, 100, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 
 def _summary(reply: dict[str, object]) -> list[str]:

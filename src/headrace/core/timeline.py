@@ -52,8 +52,9 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``num_steps`` were executed meanwhile, with ``num_tokens`` of the sequence and ``num_other_tokens`` of others, of
     which ``num_other_prompt_tokens`` in chunks of prompts; ``transfer_s`` of that time went into copies of KV blocks.
     ``chunks`` are the sizes of the sequence's own first chunks. ``reasons`` has the seconds of a wait by what stood in
-    the way. ``caused_by`` is the request whose need of blocks preempted the sequence. ``num_kept_tokens`` did not have
-    to be computed again.
+    the way. ``num_saved_steps`` tokens of it were forced by a grammar and computed with others of its own instead of in
+    steps of their own. ``caused_by`` is the request whose need of blocks preempted the sequence. ``num_kept_tokens``
+    did not have to be computed again.
     """
 
     phase: Phase
@@ -67,6 +68,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     chunks: tuple[int, ...] = ()
     reasons: dict[str, float] = {}
     slowest_step: SlowestStep | None = None
+    num_saved_steps: int = 0
     behind: tuple[Neighbour, ...] = ()
     caused_by: str = ""
     num_kept_tokens: int = 0

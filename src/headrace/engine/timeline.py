@@ -98,7 +98,10 @@ class TimelineRecorder(SchedulerListener):
     def on_step(self, plan: StepPlan, result: StepResult, running: Mapping[int, Sequence], now: float) -> None:
         duration_s, waits = now - self._planned_at, self._waits
         reason = None if waits.reason is None else waits.reason.value
-        self._odometer.count(self._step(plan, duration_s, now), result.transfer_s, reason)
+        step = self._step(plan, duration_s, now)
+        self._odometer.count(step, result.transfer_s, reason)
+        if step.num_tokens > len(plan.scheduled):
+            self._note_jumps(plan)
         for seq, held_for in waits.held:
             life = self._live.get(seq.seq_id)
             if life is not None and life.phase in WAITING:
@@ -185,6 +188,12 @@ class TimelineRecorder(SchedulerListener):
                 if count > num_chunk_tokens:
                     num_chunk_tokens, request_id, tenant = count, life.request_id, life.tenant
         return Step(now, duration_s, plan.num_tokens, num_prompt_tokens, num_chunk_tokens, request_id, tenant)
+
+    def _note_jumps(self, plan: StepPlan) -> None:
+        """Tokens beyond the first of a decoding sequence were forced by its grammar, and computed with it."""
+        for item in plan.scheduled:
+            if len(item.token_ids) > 1 and item.seq_id not in self._in_prompt:
+                self._live[item.seq_id].num_saved_steps += len(item.token_ids) - 1
 
     def _note_chunks(self, plan: StepPlan, now: float) -> None:
         """What the step computed of prompts; one that is complete has had its first token."""

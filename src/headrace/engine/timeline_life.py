@@ -106,6 +106,7 @@ class Life:
     reading: Reading
     num_tokens: int = 0
     num_kept_tokens: int = 0
+    num_saved_steps: int = 0
     chunks: list[int] = field(default_factory=list)
     held_s: dict[str, float] = field(default_factory=dict)
     caused_by: str = ""
@@ -120,7 +121,7 @@ class Life:
         """Close the phase it is in and begin another."""
         self._keep(self.span(now, odometer))
         self.phase, self.since, self.reading = phase, now, odometer.read()
-        self.num_tokens = self.num_kept_tokens = 0
+        self.num_tokens = self.num_kept_tokens = self.num_saved_steps = 0
         self.chunks, self.held_s, self.caused_by = [], {}, ""
 
     def finish(self, now: float, odometer: Odometer) -> None:
@@ -158,6 +159,7 @@ class Life:
             chunks=tuple(self.chunks),
             reasons=self._reasons(now, here) if is_waiting else {},
             slowest_step=None if is_waiting else self._slowest_step(odometer),
+            num_saved_steps=self.num_saved_steps,
             caused_by=self.caused_by,
             num_kept_tokens=self.num_kept_tokens,
         )

@@ -35,7 +35,8 @@ def tell(life: SequenceTimeline) -> list[str]:
     sentences = [_overview(life)]
     for span in life.spans:
         if span.phase is Phase.QUEUE:
-            sentences += _waiting(span, f"It came when {life.num_waiting} others waited and {life.num_running} ran")
+            others = _count(life.num_waiting, "other waited", "others waited")
+            sentences += _waiting(span, f"It came when {others} and {life.num_running} ran")
         elif span.phase is Phase.PREEMPTED:
             cause = "another's" if not span.caused_by else f"{span.caused_by}'s"
             sentences += _waiting(span, f"It had to give its blocks to make room for {cause} tokens")
@@ -76,13 +77,14 @@ def _meanwhile(span: Span) -> list[str]:
         return []
     whose = f", most of them for {_listed(map(_neighbour, span.behind[:3]))}" if span.behind else ""
     prompts = f" ({span.num_other_prompt_tokens} of prompts)" if span.num_other_prompt_tokens else ""
-    return [f"Meanwhile {span.num_steps} steps computed {span.num_other_tokens} tokens{prompts} for others{whose}."]
+    steps, tokens = _count(span.num_steps, "step", "steps"), _count(span.num_other_tokens, "token", "tokens")
+    return [f"Meanwhile {steps} computed {tokens}{prompts} for others{whose}."]
 
 
 def _prefill(span: Span, life: SequenceTimeline) -> list[str]:
     sentences = [_cache(life)] if life.cache is not None else []
     sizes = ", ".join(map(str, span.chunks)) + ("..." if sum(span.chunks) < span.num_tokens else "")
-    company = f", beside {span.num_other_tokens} tokens of others" if span.num_other_tokens else ""
+    company = f", beside {_count(span.num_other_tokens, 'token', 'tokens')} of others" if span.num_other_tokens else ""
     copies = f", {seconds(span.transfer_s)} of it copying blocks" if span.transfer_s >= _WORTH_TELLING_S else ""
     sentences.append(
         f"{_count(span.num_tokens, 'prompt token was', 'prompt tokens were')} computed in "
@@ -117,8 +119,11 @@ def _decode(span: Span) -> list[str]:
     sentences = [
         f"{_count(span.num_tokens, 'further token', 'further tokens')} came in "
         f"{_count(span.num_steps, 'step', 'steps')}, one every {seconds(span.duration_s / span.num_tokens)}, "
-        f"beside {span.num_other_tokens} tokens of others."
+        f"beside {_count(span.num_other_tokens, 'token', 'tokens')} of others."
     ]
+    if span.num_saved_steps:
+        forced = _count(span.num_saved_steps, "was forced by its grammar", "were forced by its grammar")
+        sentences.append(f"Of these {forced}, which saved as many steps.")
     slowest = span.slowest_step
     if slowest is not None and slowest.num_chunk_tokens and span.num_steps > 1:
         whose = slowest.request_id or _ANOTHER

@@ -89,6 +89,8 @@ class TieredExecutor:
         return self._inner.num_blocks
 
     def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
+        if not plan.transfers:
+            return self._inner.execute(plan, token_mask)
         started = time.perf_counter()
         failed = tuple(self._tiers.transfer(plan.transfers))
         transfer_s = time.perf_counter() - started
