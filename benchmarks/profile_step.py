@@ -31,7 +31,7 @@ from headrace.checkpoint.open import open_checkpoint
 from headrace.checkpoint.reference import cache_folder
 from headrace.core.compiled_files import is_compiled
 from headrace.core.forward_batch import ForwardBatch
-from headrace.executor.native_executor import kv_format
+from headrace.executor.kv_format import kv_format
 from headrace.executor.native_model import build_program, choose_tuning, load_weights
 from headrace.model.config_parser import parse_model_config
 from headrace.native.compiled import CompiledModel, open_compiled

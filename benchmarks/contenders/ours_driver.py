@@ -27,7 +27,8 @@ from headrace.core.sampling import SamplingParams
 from headrace.engine.engine import Engine
 from headrace.engine.factory import TokenizerTexts, build_engine, num_threads
 from headrace.engine.tokenizer import load_tokenizer
-from headrace.executor.native_executor import NativeExecutor, kv_format, runtime_sizes
+from headrace.executor.kv_format import kv_format
+from headrace.executor.native_executor import NativeExecutor, runtime_sizes
 from headrace.executor.native_weights import pack_model, weight_choice
 from headrace.model.config_parser import parse_model_config
 from headrace.native.program import NativeProgram

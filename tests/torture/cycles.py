@@ -9,6 +9,7 @@ import argparse
 import json
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -71,7 +72,7 @@ def _cycle(way: str, folder: Path, rng: random.Random, report: CycleReport) -> N
         started = time.monotonic()
         for number in WAYS[way]:
             server.process.send_signal(number)
-        code = server.process.wait(EXIT_WITHIN_S)
+        code = _exit_code(server, way)
         took_s = time.monotonic() - started
         while alive(below) and time.monotonic() - started < took_s + GONE_WITHIN_S:
             time.sleep(0.01)
@@ -81,6 +82,18 @@ def _cycle(way: str, folder: Path, rng: random.Random, report: CycleReport) -> N
             report.exit_codes.append(f"{way}: {code}")
         for stream in streams:
             stream.join()
+
+
+def _exit_code(server: ServedProcess, way: str) -> int:
+    """Wait for the end; a server that does not come to it is asked where it is."""
+    try:
+        return server.process.wait(EXIT_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        server.process.send_signal(signal.SIGUSR1)
+        time.sleep(1)
+        server.process.kill()
+        assert server.process.stderr is not None
+        raise AssertionError(f"{way}: no end within {EXIT_WITHIN_S} s:\n{server.process.stderr.read()}") from None
 
 
 def _stream(server: ServedProcess) -> None:
@@ -94,6 +107,7 @@ def _stream(server: ServedProcess) -> None:
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is deaf to it, children too
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--json", type=Path)

@@ -75,6 +75,12 @@ def _simulate(argv: Sequence[str]) -> int:
     return simulate.main(argv)
 
 
+def _plan_memory(argv: Sequence[str]) -> int:
+    from headrace.cli import plan_memory
+
+    return plan_memory.main(argv)
+
+
 def _doctor(argv: Sequence[str]) -> int:
     from headrace.cli import doctor
 
@@ -106,6 +112,7 @@ VERBS = (
     Verb("schema", "check what of a JSON schema is enforced", _schema),
     Verb("why", "say where the time of a request went", _why),
     Verb("simulate", "play a trace to the scheduler on a virtual clock", _simulate),
+    Verb("plan-memory", "say what a model would take of this machine's memory", _plan_memory),
     Verb("doctor", "say what would run on this machine, and why", _doctor),
     Verb("version", "print versions", _version),
 )

@@ -30,6 +30,7 @@ from headrace.core.step import Executor, StepPlan
 from headrace.core.timeline import SequenceTimeline
 from headrace.engine.constraints import Constraints, GrammarSource
 from headrace.engine.continuation import Continuation, Taken
+from headrace.engine.failed_steps import FailedSteps
 from headrace.engine.idle import IdleWork, NoIdleWork
 from headrace.engine.idle_audit import IdleAudit
 from headrace.engine.sequence_outputs import News, delta_output, last_output
@@ -39,9 +40,6 @@ from headrace.engine.timeline import NoTimelines, TimelineRecorder, Timelines
 from headrace.scheduler.scheduler import Scheduler, SequenceUpdate, max_num_tokens
 
 logger = logging.getLogger(__name__)
-
-MAX_CONSECUTIVE_FAILED_STEPS = 3
-"""A failed step fails its requests; this many in a row mean the executor itself is broken."""
 
 GRAMMAR_WAIT_S = 0.005
 """How long a step that has nothing to compute waits for a grammar before it looks at the inbox again."""
@@ -101,7 +99,7 @@ class Engine:
         self._seq_ids: dict[str, list[int]] = {}
         self._next_seq_id = 0
         self._ended: list[RequestOutput] = []
-        self._num_failed_steps = 0
+        self._failures = FailedSteps()
         self._last_step = (0, 0, 0.0)
         self._books = IdleAudit(kv)
         self._timelines: Timelines = NoTimelines()
@@ -243,13 +241,9 @@ class Engine:
             result = self._executor.execute(plan, self._constraints.start_mask(plan))
         except Exception as error:
             self._constraints.abandon_mask()
-            self._num_failed_steps += 1
-            logger.exception("step %d failed in the executor; %d sequences end", plan.step_id, len(plan.scheduled))
-            if self._num_failed_steps >= MAX_CONSECUTIVE_FAILED_STEPS:
-                raise
-            message = f"the step that computed this request failed ({type(error).__name__}); try again"
-            return self._scheduler.fail_step(plan, message)
-        self._num_failed_steps = 0
+            lost, message = self._failures.judge(plan, error)
+            return self._scheduler.fail_step(lost, message)
+        self._failures.note_success()
         self._last_step = (plan.num_tokens, plan.num_samples, result.elapsed_s)
         return self._scheduler.update(plan, result, self._clock.now())
 

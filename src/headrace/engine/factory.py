@@ -35,11 +35,13 @@ from headrace.engine.constraints import GrammarSource
 from headrace.engine.engine import Engine
 from headrace.engine.grammars import TokenizerGrammars
 from headrace.engine.limits import Limits, resolve_limits, wanted_len
+from headrace.engine.memory_plan import MemoryPlan, check_fits, plan_memory
 from headrace.engine.memory_tiers import TierSizes, resolve_tiers, with_tiers
 from headrace.engine.step_profile import StepCostFile, StepProfile
 from headrace.engine.stop_matcher import StopStrings
 from headrace.engine.text_stream import TextStream
 from headrace.engine.tokenizer import Tokenizer, load_tokenizer, read_spec
+from headrace.executor.kv_format import kv_format, kv_token_bytes
 from headrace.executor.memory_budget import available_memory_bytes
 from headrace.executor.tiered_executor import BlockMemory
 from headrace.model.config_parser import parse_model_config
@@ -95,6 +97,7 @@ def build_engine(config: EngineConfig, progress: Progress, listeners: Sequence[S
         found = compiled_cache(config).opened(path, config.dtype, open_model)
         model = found.model
         wanted_len(config, model)  # one the model cannot have is refused before the weights are loaded
+        check_fits(plan_memory(config, found.source, model, available_memory_bytes()))
     with ThreadPoolExecutor(1, "tokenizer") as beside:
         loading = beside.submit(_load_tokenizer, path, config, stages)
         with stages.timed("weights"):
@@ -125,6 +128,13 @@ def build_engine(config: EngineConfig, progress: Progress, listeners: Sequence[S
         engine.record_timelines()
     engine.idle = StepProfile(executor, kv, costs, batch, costs_file)
     return engine
+
+
+def plan_of(config: EngineConfig, progress: Progress) -> MemoryPlan:
+    """What ``build_engine`` would take of this machine's memory; loads nothing. Raises ``ConfigError``."""
+    path = resolve_model(config.model, progress)
+    found = compiled_cache(config).opened(path, config.dtype, open_model)
+    return plan_memory(config, found.source, found.model, available_memory_bytes())
 
 
 def open_model(path: Path) -> FoundModel:
@@ -174,7 +184,7 @@ def _mask_threads(config: EngineConfig) -> int:
 
 
 def _build_native(config: EngineConfig, found: FoundModel, progress: Progress) -> _Backend:
-    from headrace.executor.native_executor import NativeExecutor, kv_format, kv_token_bytes, runtime_sizes
+    from headrace.executor.native_executor import NativeExecutor, runtime_sizes
     from headrace.executor.native_model import build_program, choose_tuning, load_weights
 
     model = found.model

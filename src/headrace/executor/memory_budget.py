@@ -6,6 +6,7 @@ models only by the bytes a token takes.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,12 +65,23 @@ def _blocks_of_budget(num_bytes: int, size: int, block_size: int) -> int:
 
 
 def available_memory_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
-    """Memory this process may still take: the kernel's estimate, or less where its control groups allow less.
+    """Memory this process may still take: the kernel's estimate, or less where its control groups or its own
+    limits (``ulimit``) allow less.
 
     Pages of files that a group can drop count as available, as the kernel counts them. Raises ``ConfigError``
     if the system does not say.
     """
-    return max(0, min([_kernel_available_bytes(proc), *_cgroup_available_bytes(proc, cgroup)]))
+    limits = [*_cgroup_available_bytes(proc, cgroup), *_rlimit_available_bytes(proc)]
+    return max(0, min([_kernel_available_bytes(proc), *limits]))
+
+
+def _rlimit_available_bytes(proc: Path) -> Iterator[int]:
+    """What the process's own limits leave of its address space (``ulimit -v``) and of its data (``ulimit -d``)."""
+    status = dict(line.split(":", 1) for line in _read(proc / "self" / "status").splitlines() if ":" in line)
+    for limit, used in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        soft, _ = resource.getrlimit(limit)
+        if soft != resource.RLIM_INFINITY and used in status:
+            yield soft - int(status[used].split()[0]) * 1024
 
 
 def _kernel_available_bytes(proc: Path) -> int:

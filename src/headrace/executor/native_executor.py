@@ -14,37 +14,13 @@ from numpy.typing import NDArray
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError
 from headrace.core.forward_batch import ForwardBatch
-from headrace.core.model_config import ModelConfig
 from headrace.core.request import TokenLogprobs
 from headrace.core.step import PendingMask, StepPlan, StepResult
-from headrace.executor.native_weights import WeightChoice
 from headrace.native.operations import BLOCK_SIZE_STEP, KvFormat
 from headrace.native.program import NativeProgram, NativeRuntime, RuntimeSizes
 from headrace.native.sampler import NativeSampler
 
 _NOT_FINITE = "the model computed NaN or infinite values for this sequence"
-
-_KV_FORMATS = {
-    "float32": KvFormat.F32,
-    "f32": KvFormat.F32,
-    "float16": KvFormat.F16,
-    "f16": KvFormat.F16,
-    "int8": KvFormat.INT8,
-}
-
-
-def kv_format(kv_cache_dtype: str, weights: WeightChoice) -> KvFormat:
-    """What a ``kv_cache_dtype`` setting asks for; by default half precision, except beside float32 weights."""
-    if kv_cache_dtype == "auto":
-        return KvFormat.F32 if weights is WeightChoice.F32 else KvFormat.F16
-    return _KV_FORMATS[kv_cache_dtype]
-
-
-def kv_token_bytes(config: ModelConfig, kv: KvFormat) -> int:
-    """Bytes of one token's keys and values in all layers, an int8 cache's scales included."""
-    if kv is KvFormat.INT8:
-        return config.kv_bytes_per_token(1) + 2 * config.num_layers * config.num_kv_heads * 4
-    return config.kv_bytes_per_token(4 if kv is KvFormat.F32 else 2)
 
 
 def runtime_sizes(config: EngineConfig, num_blocks: int, max_model_len: int, threads: int) -> RuntimeSizes:

@@ -7,7 +7,7 @@ rest goes to the format asked for. Needs memory for a float32 matrix per thread 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -22,7 +22,7 @@ from headrace.core.model_config import ModelConfig
 from headrace.model.weight_layout import StoredTensor, Weight, WeightKind, list_weights
 from headrace.native.operations import WeightFormat
 from headrace.native.packed_model import PackedModel
-from headrace.native.packing import PANEL_ROWS, PackedWeight, StoredFormat
+from headrace.native.packing import PANEL_ROWS, PackedWeight, StoredFormat, packed_bytes
 
 Float32Array = NDArray[np.float32]
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -93,6 +93,30 @@ def pack_model(
             num_packed += source.weight.size
             progress(num_packed, num_total)
     return PackedModel({s.weight.name: m for s, m in zip(sources, matrices, strict=True)}, vectors)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFacts:
+    """What a checkpoint's weights will be once they are packed; ``scratch_bytes`` is needed beside them meanwhile."""
+
+    formats: Mapping[str, WeightFormat]
+    vector_names: frozenset[str]
+    num_bytes: int
+    scratch_bytes: int
+
+
+def weight_facts(checkpoint: Checkpoint, config: ModelConfig, choice: WeightChoice, threads: int) -> WeightFacts:
+    """What ``pack_model`` would make, from the headers of the files alone. Raises ``ConfigError`` as it does."""
+    wanted = list_weights(checkpoint, config)
+    sources = [_MatrixSource.of(checkpoint, weight, choice) for weight in wanted if not _is_vector(weight)]
+    vectors = [weight for weight in wanted if _is_vector(weight)]
+    widest = max(source.shape[2] for source in sources)
+    return WeightFacts(
+        formats={source.weight.name: source.format for source in sources},
+        vector_names=frozenset(weight.name for weight in vectors),
+        num_bytes=sum(packed_bytes(*source.shape) for source in sources) + sum(4 * weight.size for weight in vectors),
+        scratch_bytes=2 * threads * _ROWS_AT_ONCE * widest * 4,
+    )
 
 
 def _is_vector(weight: Weight) -> bool:

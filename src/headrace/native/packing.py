@@ -45,6 +45,11 @@ _PACKED_AS = {
 }
 
 
+def packed_bytes(weight_format: WeightFormat, num_rows: int, num_columns: int) -> int:
+    """Bytes that a packed matrix of this shape takes."""
+    return _native.packed_bytes(weight_format, num_rows, num_columns)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
     """A matrix ``[num_rows, num_columns]`` as the kernels read it; ``data`` is aligned to 64 bytes."""

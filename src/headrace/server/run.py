@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import signal
 import socket
@@ -40,6 +41,8 @@ def serve(config: ServeConfig, progress: Progress | None = None) -> int:
     Raises ``ConfigError`` or ``EngineDead`` if the server cannot start; nothing is left behind then.
     """
     _configure_logging(config.log_level)
+    faulthandler.enable()  # a crash in native code says where
+    faulthandler.register(signal.SIGUSR1)  # lets an operator see what a server is doing
     with listen(config) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_until_terminated(_serve(config, sock, progress or NullProgress())))
 
@@ -71,8 +74,12 @@ async def _serve(config: ServeConfig, sock: socket.socket, progress: Progress) -
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(supervisor.close)
         serving = await _start(supervisor, config, path, progress)
-        print(f"{serving.start_block(supervisor, sock)}\n\nready in {time.monotonic() - started:.1f} s", flush=True)
-        await serving.run(supervisor, metrics, sock)
+
+        def announce() -> None:
+            block = serving.start_block(supervisor, sock)
+            print(f"{block}\n\nready in {time.monotonic() - started:.1f} s", flush=True)
+
+        await serving.run(supervisor, metrics, sock, announce)
     return 0
 
 

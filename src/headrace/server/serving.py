@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from headrace.core.config import ServeConfig
@@ -53,8 +54,10 @@ class Serving:
         url = url_of(sock, "http" if self._tls is None else "https")
         return start_block(supervisor.info, self._config, name, url, self._chat is not None)
 
-    async def run(self, supervisor: EngineSupervisor, metrics: Metrics, sock: socket.socket) -> None:
-        """Serve until told to stop; from here on the HTTP server takes the signals."""
+    async def run(
+        self, supervisor: EngineSupervisor, metrics: Metrics, sock: socket.socket, announce: Callable[[], None]
+    ) -> None:
+        """Serve until told to stop; from ``announce`` on the HTTP server has the signals."""
         context = create_context(supervisor, self._tokenizer, self._chat, self._config, metrics)
         context.drain.when_on(supervisor.begin_drain)
         server = HttpServer(
@@ -62,8 +65,10 @@ class Serving:
         )
         status = asyncio.create_task(log_status(context.clock, context.traffic, lambda: supervisor.last_stats))
         loop = asyncio.get_running_loop()
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in (signal.SIGTERM, signal.SIGINT):  # replaced, not removed and added: none may fall between
+            loop.add_signal_handler(number, server.handle_signal)
         loop.add_signal_handler(signal.SIGHUP, Reloader(self._config, context.keys, self._tls).reload)
+        announce()
         try:
             await server.serve(sockets=[sock])
         finally:
