@@ -88,6 +88,7 @@ class BracketChat:
         *,
         add_generation_prompt: bool,
         continue_final_message: bool,
+        tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object],
     ) -> list[int]:
         ids: list[int] = []

@@ -27,6 +27,7 @@ from headrace.core.client import ServedClient
 from headrace.core.clock import Clock, WallClock
 from headrace.core.config import ServeConfig
 from headrace.engine.request_builder import RequestBuilder
+from headrace.engine.tool_formats import reasoning_tags, tool_habit
 from headrace.program.engine_backend import DocumentEncoder
 from headrace.server.access_log import App, RequestBoundary
 from headrace.server.auth import ApiKeyCheck, KeyRing
@@ -85,6 +86,8 @@ def create_context(
         desk=ServiceDesk.of(config),
         operators=KeyRing(config.admin_key),
         keys=KeyRing((*config.all_keys, *read_key_file(config.api_key_file))),
+        tool_habit=tool_habit(tokenizer.chat_template),
+        reasoning_tags=reasoning_tags(tokenizer.chat_template),
         drain=DrainSwitch(),
         traffic=Traffic(),
         workers=ThreadPoolExecutor(min(MAX_WORKERS, os.cpu_count() or 1), thread_name_prefix="prompt"),

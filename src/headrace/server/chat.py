@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 from starlette.requests import Request as HttpRequest
 
+from headrace.core.constraint import Constraint
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import Request
 from headrace.core.service_level import ServiceTerms
 from headrace.server.access_log import App, record_of
-from headrace.server.chat_messages import check_features
 from headrace.server.chat_reply import ChatOptions, ChatReply
 from headrace.server.constraint_fields import constraint_of
 from headrace.server.context import ServerContext
@@ -18,6 +18,7 @@ from headrace.server.prompts import Conversation, truncated
 from headrace.server.protocol_chat import CHAT_BODY, ChatRequest
 from headrace.server.respond import Identity, cache_salt, check_stream_options, identify, response
 from headrace.server.sampling_fields import chat_sampling
+from headrace.server.tools import ToolUse, tool_use
 from headrace.server.usage import UsageMeter
 
 
@@ -28,21 +29,25 @@ async def create_chat_completion(context: ServerContext, http: HttpRequest) -> A
     with context.counted_rejections():
         body = CHAT_BODY.decode(data, context.config.max_json_depth)
         check_stream_options(body.value)
-        check_features(body.value)
         model = context.served_name(body.value.model)
         identity = identify("chatcmpl", model, body.value, record_of(http.scope))
         terms = context.desk.terms(body.value, http.scope["headers"])
-        request = await context.in_worker(_prepare, context, body.value, identity, terms)
+        tools = tool_use(body.value, context.tool_habit)
+        request = await context.in_worker(_prepare, context, body.value, tools, identity, terms)
     usage = UsageMeter([request], context.config.enable_prompt_tokens_details)
-    reply = ChatReply(identity.head, _options(body.value), request, context.tokens, usage)
+    reply = ChatReply(identity.head, _options(body.value, context, tools), request, context.tokens, usage)
     return response(context, [request], reply, body)
 
 
-def _prepare(context: ServerContext, body: ChatRequest, identity: Identity, terms: ServiceTerms) -> Request:
+def _prepare(
+    context: ServerContext, body: ChatRequest, tools: ToolUse | None, identity: Identity, terms: ServiceTerms
+) -> Request:
     sampling = chat_sampling(body)
-    constraint = constraint_of(body)
+    constraint = _constraint(body, tools)
+    if tools is not None:  # calls are announced by control tokens in some families
+        sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
     truncate_to = body.truncate_prompt_tokens
-    token_ids = context.prompts.conversation(_conversation(body), is_truncated=truncate_to is not None)
+    token_ids = context.prompts.conversation(_conversation(body, tools), is_truncated=truncate_to is not None)
     try:
         request = context.builder.build(
             identity.engine_id,
@@ -59,19 +64,32 @@ def _prepare(context: ServerContext, body: ChatRequest, identity: Identity, term
     return msgspec.structs.replace(request, constraint=constraint)
 
 
-def _conversation(body: ChatRequest) -> Conversation:
+def _constraint(body: ChatRequest, tools: ToolUse | None) -> Constraint | None:
+    """The form of the answer: what the client asks of it, or what its tools do."""
+    asked = constraint_of(body)
+    if tools is None or tools.constraint is None:
+        return asked
+    if asked is not None:
+        raise InvalidRequest(
+            f"{asked.param} and {tools.constraint.param} both say what form the answer must have; send one", asked.param
+        )
+    return tools.constraint
+
+
+def _conversation(body: ChatRequest, tools: ToolUse | None) -> Conversation:
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
     return Conversation(
-        messages=body.messages,
+        messages=body.messages if tools is None else tools.messages(body.messages),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
+        tools=None if tools is None else tools.template_tools(),
         template_kwargs=kwargs,
     )
 
 
-def _options(body: ChatRequest) -> ChatOptions:
+def _options(body: ChatRequest, context: ServerContext, tools: ToolUse | None) -> ChatOptions:
     options = body.stream_options
     return ChatOptions(
         include_usage=options is not None and bool(options.include_usage),
@@ -79,4 +97,6 @@ def _options(body: ChatRequest) -> ChatOptions:
         return_token_ids=bool(body.return_token_ids),
         num_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
+        tool_format=None if tools is None else tools.habit.format,
+        reasoning_tags=None if body.separate_reasoning is False else context.reasoning_tags,
     )

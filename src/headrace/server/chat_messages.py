@@ -13,7 +13,6 @@ import msgspec
 from headrace.core.errors import InvalidRequest
 from headrace.server.protocol_chat import (
     AssistantMessage,
-    ChatRequest,
     Content,
     ContentPart,
     DeveloperMessage,
@@ -25,7 +24,6 @@ from headrace.server.protocol_chat import (
 )
 
 MAX_MESSAGES = 4096
-MAX_TOOLS = 128
 
 TemplateMessage = dict[str, object]
 
@@ -45,16 +43,6 @@ def template_messages(messages: Sequence[Message]) -> list[TemplateMessage]:
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequest(f"messages has {len(messages)} entries but at most {MAX_MESSAGES} are allowed", "messages")
     return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-
-
-def check_features(body: ChatRequest) -> None:
-    """Refuse what a chat request may ask for in OpenAI's dialect and this server does not do yet."""
-    if body.tools is not None and len(body.tools) > MAX_TOOLS:
-        raise InvalidRequest(f"tools has {len(body.tools)} entries but at most {MAX_TOOLS} are allowed", "tools")
-    if body.tools and body.tool_choice != "none":
-        raise InvalidRequest("tool calling is not available yet; leave tools out or set tool_choice to 'none'", "tools")
-    if not body.tools and body.tool_choice not in (None, "none", "auto"):
-        raise InvalidRequest("tool_choice asks for a tool but tools is empty; leave it out", "tool_choice")
 
 
 def _template_message(message: Message, where: str) -> TemplateMessage:

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from headrace.core.request import Request, RequestOutput, TokenLogprobs
+from headrace.core.request import FinishReason, Request, RequestOutput, TokenLogprobs
+from headrace.engine.answer_parts import AnswerParts
+from headrace.engine.tool_formats import ToolFormat
+from headrace.server.answer import new_answer, part_delta, prompt_end, whole_message
 from headrace.server.generation import Delta
 from headrace.server.logprobs import TokenView, chat_logprobs, prompt_logprobs
 from headrace.server.protocol_chat import (
@@ -21,7 +24,6 @@ from headrace.server.protocol_chat import (
     ChatChunkChoice,
     ChatDelta,
     ChatLogprobs,
-    ChatMessage,
     ChatResponse,
 )
 from headrace.server.protocol_common import UsageBody
@@ -33,10 +35,15 @@ ASSISTANT = "assistant"
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions(ReplyOptions):
-    """``num_top_logprobs`` is ``None`` when log-probabilities were not asked for."""
+    """``num_top_logprobs`` is ``None`` when log-probabilities were not asked for.
+
+    ``tool_format`` is how the model calls tools, ``None`` if it may not; ``reasoning_tags`` stand around its reasoning.
+    """
 
     num_top_logprobs: int | None = None
     shows_prompt_logprobs: bool = False
+    tool_format: ToolFormat | None = None
+    reasoning_tags: tuple[str, str] | None = None
 
 
 class ChatReply:
@@ -53,6 +60,8 @@ class ChatReply:
         self._tokens = tokens
         self._prompt_logprobs: list[TokenLogprobs | None] = []
         self._begun: set[int] = set()
+        self._answers: dict[int, AnswerParts] = {}
+        self._prompt_end = prompt_end(tokens, request.prompt_token_ids)
 
     def events(self, deltas: Sequence[Delta]) -> list[msgspec.Struct]:
         self._observe(deltas)
@@ -87,11 +96,13 @@ class ChatReply:
 
     def _choice(self, output: RequestOutput) -> ChatChoice:
         assert output.finish_reason is not None, "a whole reply is made of finished sequences"
+        answer = self._answer(output.index)
+        parts = [*answer.push(output.text), *answer.finish()]
         return ChatChoice(
             index=output.index,
-            message=ChatMessage(ASSISTANT, output.text),
+            message=whole_message(parts, ASSISTANT),
             logprobs=self._logprobs(output),
-            finish_reason=output.finish_reason.value,
+            finish_reason=_finish_reason(output, answer),
             stop_reason=output.stop_reason,
             token_ids=self._token_ids(output),
         )
@@ -103,24 +114,38 @@ class ChatReply:
             self._begun.add(output.index)
             role = ChatChunkChoice(index=output.index, delta=ChatDelta(role=ASSISTANT, content=""))
             events.append(self._chunk([role], self._usage_of_event(), shows_prompt=is_first))
-        token_ids = self._token_ids(output)
-        if output.text or (output.logprobs and self._options.num_top_logprobs is not None) or token_ids:
+        answer = self._answer(output.index)
+        parts = answer.push(output.text)
+        if output.finish_reason is not None:
+            parts += answer.finish()
+        deltas = [part_delta(part) for part in parts]
+        # what belongs to the tokens goes with the first delta, or with an empty one if no text came
+        token_ids, logprobs = self._token_ids(output), self._logprobs(output)
+        if not deltas and ((output.logprobs and logprobs is not None) or token_ids):
+            deltas = [ChatDelta(content="")]
+        for number, delta in enumerate(deltas):
             content = ChatChunkChoice(
                 index=output.index,
-                delta=ChatDelta(content=output.text),
-                logprobs=self._logprobs(output),
-                token_ids=token_ids,
+                delta=delta,
+                logprobs=logprobs if number == 0 else None,
+                token_ids=token_ids if number == 0 else UNSET,
             )
             events.append(self._chunk([content], self._usage_of_event()))
         if output.finish_reason is not None:
             end = ChatChunkChoice(
                 index=output.index,
                 delta=ChatDelta(),
-                finish_reason=output.finish_reason.value,
+                finish_reason=_finish_reason(output, answer),
                 stop_reason=output.stop_reason,
             )
             events.append(self._chunk([end], self._usage_of_event()))
         return events
+
+    def _answer(self, index: int) -> AnswerParts:
+        """The taking apart of one choice's text, begun when its first text comes."""
+        if index not in self._answers:
+            self._answers[index] = new_answer(self._options.reasoning_tags, self._options.tool_format, self._prompt_end)
+        return self._answers[index]
 
     def _logprobs(self, output: RequestOutput) -> ChatLogprobs | None:
         num_top = self._options.num_top_logprobs
@@ -146,3 +171,11 @@ class ChatReply:
             usage=usage,
             prompt_token_ids=self._prompt_token_ids if shows_prompt and self._options.return_token_ids else UNSET,
         )
+
+
+def _finish_reason(output: RequestOutput, answer: AnswerParts) -> str:
+    """OpenAI's word for why a choice ended: one that ended by itself and called tools ended to call them."""
+    assert output.finish_reason is not None
+    if output.finish_reason is FinishReason.STOP and answer.has_calls:
+        return "tool_calls"
+    return output.finish_reason.value

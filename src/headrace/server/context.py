@@ -19,6 +19,7 @@ from headrace.core.clock import Clock
 from headrace.core.config import ServeConfig
 from headrace.core.errors import HeadraceError
 from headrace.engine.request_builder import RequestBuilder
+from headrace.engine.tool_formats import ToolHabit
 from headrace.program.engine_backend import DocumentEncoder
 from headrace.server.access_log import HttpCounters
 from headrace.server.auth import KeyRing
@@ -88,6 +89,8 @@ class ServerContext:
     desk: ServiceDesk
     keys: KeyRing
     operators: KeyRing
+    tool_habit: ToolHabit
+    reasoning_tags: tuple[str, str] | None
     drain: DrainSwitch
     traffic: Traffic
     workers: ThreadPoolExecutor

@@ -45,6 +45,7 @@ class ChatEncoder(Protocol):
         *,
         add_generation_prompt: bool,
         continue_final_message: bool,
+        tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object],
     ) -> list[int]:
         """Raises ``InvalidRequest`` with the template's own words where it refuses the messages."""
@@ -58,6 +59,7 @@ class Conversation:
     messages: Sequence[Message]
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    tools: Sequence[Mapping[str, object]] | None = None
     template_kwargs: Mapping[str, TemplateValue] = field(default_factory=dict)
 
 
@@ -109,6 +111,7 @@ class PromptReader:
             messages,
             add_generation_prompt=_adds_generation_prompt(conversation),
             continue_final_message=conversation.continue_final_message,
+            tools=conversation.tools,
             template_kwargs=_checked_kwargs(conversation.template_kwargs),
         )
 

@@ -7,6 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from headrace.server.json_body import BodyType, Unsupported
 from headrace.server.protocol_common import UNSUPPORTED_FIELDS, GenerationFields, PromptLogprobs, UsageBody
+from headrace.server.protocol_tools import CallDelta, CallOut, Tool, ToolChoice
 
 TemplateValue = str | int | float | bool | None
 
@@ -95,15 +96,15 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, msgspec.Raw]] | None = None
-    tool_choice: str | dict[str, msgspec.Raw] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None
     reasoning_effort: str | None = None
 
     # taken and without effect here
-    parallel_tool_calls: bool | None = None
     verbosity: str | None = None
-    include_reasoning: bool | None = None
-    separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
 
 
@@ -132,11 +133,13 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """The model's answer."""
+    """The model's answer; ``content`` is null where it only called tools."""
 
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallOut] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,10 +167,12 @@ class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a stream adds to the message: the role once, then content."""
+    """What a stream adds to the message: the role once, then reasoning, content and calls."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,7 +198,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-_TOOLS = "tool calling is not available yet"
+_TOOLS = "use tools and tool_choice"
 _MEDIA = "only text is taken and given"
 
 CHAT_BODY = BodyType(
