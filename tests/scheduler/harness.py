@@ -66,7 +66,6 @@ class Harness:
         assert plan.num_tokens <= self.budget
         assert len(plan.scheduled) <= self.max_num_seqs
         assert len({item.seq_id for item in plan.scheduled}) == len(plan.scheduled)
-        self.clock.advance(self.executor.step_s)
         updates = self._outcome(plan)
         for update in updates:
             if update.seq.is_finished:
@@ -77,7 +76,9 @@ class Harness:
     def _outcome(self, plan: StepPlan) -> list[SequenceUpdate]:
         if plan.step_id in self.failing_steps:
             return self.scheduler.fail_step(plan, "the step failed")
-        return self.scheduler.update(plan, self.executor.execute(plan, None), self.clock.now())
+        result = self.executor.execute(plan, None)
+        self.clock.advance(result.elapsed_s)
+        return self.scheduler.update(plan, result, self.clock.now())
 
     def run(self, max_steps: int = 10_000) -> int:
         """Step until idle and return how many steps it took."""

@@ -14,7 +14,7 @@ from headrace.core.errors import Overloaded
 from headrace.core.sequence import Sequence
 from headrace.scheduler.fairness import ServiceCounters
 from headrace.scheduler.pace import first_token_deadline
-from headrace.scheduler.waiting_lanes import QUANTUM, Waiter
+from headrace.scheduler.waiting_lanes import Waiter
 
 MAX_LATE_TOKENS: Final = 1 << 18
 """Most prompt tokens that requests which may be late can have waiting."""
@@ -96,7 +96,7 @@ class Admission:
         """Prompt tokens of those who would go first: due earlier, and not of a tenant that is ahead of its share."""
         bucket = arrival.key[0]
         counters = self._counters
-        limit = counters.value_on_entry(arrival.seq.request.tenant) + QUANTUM
+        limit = counters.value_on_entry(arrival.seq.request.tenant) + counters.quantum
         num_tokens = 0
         for waiter in waiting:
             if waiter.key[0] <= bucket and counters.value(waiter.seq.request.tenant) <= limit:

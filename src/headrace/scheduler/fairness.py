@@ -21,6 +21,9 @@ OUTPUT_TOKEN_COST: Final = 2.0
 CACHED_TOKEN_COST: Final = 0.1
 """A prompt token found in the cache costs no computing, but memory."""
 
+MAX_QUANTUM: Final = 2048.0
+"""Most weighted tokens by which a tenant may be ahead of the last and still go first for its cached prefix."""
+
 MAX_REMEMBERED_TENANTS: Final = 4096
 _WINDOW_S: Final = 60.0
 _REFRESH_S: Final = 1.0
@@ -38,6 +41,11 @@ class ServiceCounters:
     A tenant is active while it has a sequence waiting or running. One that comes back from idleness is lifted to
     the lowest active counter, so that nobody saves up a claim to the machine. Counters never fall.
     ``MAX_REMEMBERED_TENANTS`` idle ones are remembered, so that leaving for a moment wipes no slate clean.
+
+    ``quantum`` is the deficit of Cao et al., "Locality-aware Fair Scheduling in LLM Serving" (2025): among tenants
+    no further apart, a cached prefix may decide. It is never more than the costliest prompt there was, so that two
+    tenants with work waiting stay within the bound of the paper above, twice the larger of one prompt and what a
+    full batch generates.
     """
 
     def __init__(self) -> None:
@@ -46,6 +54,7 @@ class ServiceCounters:
         self._idle: OrderedDict[str, float] = OrderedDict()
         self._lowest: list[tuple[float, str]] = []
         self._floor = 0.0
+        self.quantum = 0.0
         self._recent = RecentService()
 
     def value(self, tenant: str) -> float:
@@ -100,7 +109,9 @@ class ServiceCounters:
 
     def charge_admission(self, seq: Sequence) -> None:
         """A sequence starts for the first time."""
-        self._charge(seq.request.tenant, admission_cost(seq) / seq.request.weight)
+        cost = admission_cost(seq) / seq.request.weight
+        self.quantum = min(max(self.quantum, cost), MAX_QUANTUM)
+        self._charge(seq.request.tenant, cost)
 
     def charge_step(self, plan: StepPlan, running: Mapping[int, Sequence]) -> None:
         """Charge the tokens a step generated. Costs O(sequences in it)."""

@@ -27,7 +27,7 @@ from headrace.scheduler.output_lengths import OutputLengths, OutputReserve
 from headrace.scheduler.pace import first_token_deadline, next_token_due
 from headrace.scheduler.policy import SchedulerListener, StepShape
 from headrace.scheduler.step_budget import FEASIBLE_TPOT, MAX_STEP_S, BatchLoad, StepBudget, batch_load
-from headrace.scheduler.waiting_lanes import WaitingLanes
+from headrace.scheduler.waiting_lanes import Waiter, WaitingLanes
 
 URGENT_S: Final = 0.05
 """A prompt that must start within so much is computed even beside streams that are behind."""
@@ -84,16 +84,19 @@ class SloPolicy(SchedulerListener):
 
     def shape_step(self, running: Collection[Sequence], now: float) -> StepShape:
         costs = self._costs.costs
-        load = batch_load(running, now, FEASIBLE_TPOT * costs.decodes_s(1, 0))
+        min_tpot_s = FEASIBLE_TPOT * costs.decodes_s(1, 0)
+        load = batch_load(running, now, min_tpot_s)
         chunks = [(next_token_due(seq), seq) for seq in load.chunks]
         chunks.sort(key=_due)
         self._chunks = chunks
-        budget = StepBudget(costs, load, self._max_num_batched_tokens)
-        has_prompts = bool(chunks) or (len(self._line) > 0 and len(running) < self._max_num_seqs)
-        num_prefill = self._num_prefill_tokens(budget, load, now) if has_prompts else 0
+        budget = StepBudget(costs, load, self._max_num_batched_tokens, min_tpot_s)
+        may_start = len(self._line) > 0 and len(running) < self._max_num_seqs
+        head = self._line.most_urgent(now) if may_start else None
+        num_prefill = self._num_prefill_tokens(budget, load, head, now) if chunks or head is not None else 0
         self._steady_rate = budget.steady_rate()
         self._budget = len(load.streams) + num_prefill
-        return StepShape(self._budget, load.streams, chunks, budget.max_starts())
+        head_tpot_s = math.inf if head is None else head.seq.request.service_level.tpot_s
+        return StepShape(self._budget, load.streams, chunks, budget.max_starts(head_tpot_s))
 
     def victim(self, running: Iterable[Sequence], now: float) -> Sequence:
         """Who can best afford it; never the first to have come while another runs, so that one always finishes."""
@@ -104,24 +107,22 @@ class SloPolicy(SchedulerListener):
         reserve = self._reserve
         return seq.num_pending_tokens + reserve.num_tokens(seq) + sum(reserve.num_tokens(other) for other in running)
 
-    def _num_prefill_tokens(self, budget: StepBudget, load: BatchLoad, now: float) -> int:
-        step_s = budget.step_s(has_targets=now < self._targets_until or load.tpot_s < math.inf)
-        due, context, num_tokens = self._first_prompt(now)
+    def _num_prefill_tokens(self, budget: StepBudget, load: BatchLoad, head: Waiter | None, now: float) -> int:
+        due, context, num_tokens = self._first_prompt(head)
         if not load.is_behind:
-            return budget.num_prefill_tokens(step_s, context)
+            has_targets = now < self._targets_until or load.tpot_s < math.inf
+            return budget.num_prefill_tokens(budget.step_s(has_targets), context)
         if due - self._costs.costs.prefill_s(context, context + num_tokens) < now + URGENT_S:
             return min(num_tokens, budget.num_prefill_tokens(MAX_STEP_S, context))
         return budget.num_prefill_tokens(0.0, context)
 
-    def _first_prompt(self, now: float) -> tuple[float, int, int]:
+    def _first_prompt(self, head: Waiter | None) -> tuple[float, int, int]:
         """When the prompt that will be worked on first is due, its computed and its pending tokens."""
-        waiter = self._line.most_urgent(now)
-        if self._chunks and (waiter is None or self._chunks[0][0] <= waiter.due):
+        if self._chunks and (head is None or self._chunks[0][0] <= head.due):
             due, seq = self._chunks[0]
             return due, seq.num_computed_tokens, seq.num_pending_tokens
-        if waiter is not None:
-            return waiter.due, waiter.num_cached, waiter.num_uncached
-        return math.inf, 0, 0
+        assert head is not None
+        return head.due, head.num_cached, head.num_uncached
 
     def _affordability(self, seq: Sequence, now: float) -> tuple[bool, float, float, int]:
         """Keeps its promise all the same, then the loosest tier, then the most slack, then the least to restore."""

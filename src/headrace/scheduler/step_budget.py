@@ -79,11 +79,12 @@ def batch_load(running: Iterable[Sequence], now: float, min_tpot_s: float) -> Ba
 class StepBudget:
     """Prompt tokens that fit into a step, and what that makes in the long run.
 
-    ``max_num_tokens`` bounds a step, whatever its targets.
+    ``max_num_tokens`` bounds a step, whatever its targets; a TPOT below ``min_tpot_s`` counts as that.
     """
 
-    def __init__(self, costs: StepCosts, load: BatchLoad, max_num_tokens: int) -> None:
+    def __init__(self, costs: StepCosts, load: BatchLoad, max_num_tokens: int, min_tpot_s: float) -> None:
         self._costs = costs
+        self._min_tpot_s = min_tpot_s
         self._load = load
         self._num_streams = len(load.streams)
         self._most = max(max_num_tokens - self._num_streams, 0)
@@ -110,13 +111,15 @@ class StepBudget:
         count = self.num_prefill_tokens(step_s, 0)
         return count / (self._base_s + self._costs.chunk_s(self._num_streams, count, 0))
 
-    def max_starts(self) -> int:
-        """How many more streams leave a step of streams alone shorter than the tightest pace."""
-        if self._load.tpot_s == math.inf or self._num_streams == 0:
+    def max_starts(self, tpot_s: float) -> int:
+        """How many more streams leave a step of streams alone shorter than the tightest pace, theirs included."""
+        load, costs = self._load, self._costs
+        tpot_s = min([tpot_s, load.tpot_s, *(seq.request.service_level.tpot_s for seq in load.chunks)])
+        if tpot_s == math.inf:
             return UNBOUNDED
-        costs, load = self._costs, self._load
-        stream_s = costs.decode_s + costs.context_s * load.context / self._num_streams
+        stream_s = costs.decode_s + costs.context_s * load.context / max(self._num_streams, 1)
         if self._num_streams >= costs.num_free_tokens:
             stream_s += costs.token_s
-        spare_s = PACE * load.tpot_s - self._base_s
-        return max(int(spare_s / max(stream_s, 1e-9)) - len(load.chunks), 0)
+        spare_s = PACE * max(tpot_s, self._min_tpot_s) - self._base_s
+        num_started = self._num_streams + len(load.chunks)
+        return max(int(spare_s / max(stream_s, 1e-9)) - len(load.chunks), 0 if num_started else 1)

@@ -24,9 +24,6 @@ from headrace.scheduler.fairness import ServiceCounters
 BUCKET_S: Final = 0.05
 """Tokens due within so much of each other count as equally urgent, which is where locality and fairness have room."""
 
-QUANTUM: Final = 2048.0
-"""Weighted tokens a tenant may be ahead of the one with least service and still go first for its cached prefix."""
-
 MAX_TENANTS_COMPARED: Final = 8
 
 LATE_PATIENCE_S: Final = 30.0
@@ -116,7 +113,7 @@ class TenantLane:
                 heapq.heappush(self._turns, (current, tenant))
                 continue
             looked_at.append((value, tenant))
-            limit = min(limit, value + QUANTUM)
+            limit = min(limit, value + self._counters.quantum)
             if value > limit:
                 break
             if best is None or waiter.key < best.key:
