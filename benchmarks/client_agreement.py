@@ -95,6 +95,7 @@ class VllmClient:
         words += ["--dataset-path", str(folder / "prompts.jsonl"), "--custom-output-len", "-1", "--skip-chat-template"]
         words += ["--num-prompts", str(load.num_prompts), "--max-concurrency", str(load.concurrency)]
         words += ["--num-warmups", "2", "--ignore-eos", "--temperature", "0", "--disable-tqdm", "--save-result"]
+        words += ["--percentile-metrics", "ttft,tpot,itl,e2el"]
         words += ["--result-dir", str(folder), "--result-filename", "theirs.json"]
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(words) + "\n")

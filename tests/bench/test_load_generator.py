@@ -12,8 +12,9 @@ from headrace.bench.arrivals import ConstantRate, RandomArrivals, TraceArrivals
 from headrace.bench.dialect import DIALECTS, BodyOptions
 from headrace.bench.load_generator import ClosedLoop, LoadGenerator, Loop, OpenLoop, RunTimes, Target
 from headrace.bench.record import Outcome, RequestRecord
+from headrace.bench.server_probe import ask_once, find_server
 from headrace.bench.workload import Session, Turn
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, RequestFailed
 from tests.bench.scripted_server import DONE, Asked, Hangup, Refuse, Script, ScriptedServer, Send, Wait, reply, scripted
 from tests.bench.virtual_time import VirtualPacer, run_virtually
 
@@ -275,3 +276,37 @@ def test_a_server_that_does_not_stream_is_timed_at_its_end(tmp_path: Path) -> No
     assert record.outcome is Outcome.OK
     assert record.ttft_s == record.e2e_s == pytest.approx(2.0)
     assert record.num_output_tokens == 3
+
+
+def test_a_lone_request_that_hangs_is_given_up(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with scripted(tmp_path, lambda asked: [Wait(60.0)]) as (_, client):
+            target = Target(client, DIALECTS["completions"], BodyOptions(model="m"), timeout_s=5.0)
+            with pytest.raises(RequestFailed, match="not answered within 5 s"):
+                await ask_once(target, ask())
+            with pytest.raises(ConfigError, match="does not list its models within 30 s"):
+                await find_server(client, None)
+
+    run_virtually(work())
+
+
+def test_a_server_without_a_list_of_models_needs_a_name(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with scripted(tmp_path, lambda asked: [Refuse(404, "no")]) as (_, client):
+            with pytest.raises(ConfigError, match="name one with --model"):
+                await find_server(client, None)
+            assert (await find_server(client, "mine")).model == "mine"
+
+    run_virtually(work())
+
+
+def test_token_counts_come_from_the_counter_where_the_server_gives_none(tmp_path: Path) -> None:
+    async def work() -> RequestRecord:
+        script = [Send.text("one two", finish="stop"), DONE]
+        async with scripted(tmp_path, lambda asked: script) as (_, client):
+            counter = str.split
+            options = BodyOptions(model="m")
+            target = Target(client, DIALECTS["completions"], options, 5.0, lambda text: len(counter(text)))
+            return await ask_once(target, ask())
+
+    assert run_virtually(work()).num_output_tokens == 2

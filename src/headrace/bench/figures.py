@@ -38,7 +38,6 @@ class _Kind(msgspec.Struct):
     """The field that tells one kind of report from another."""
 
     headrace_report: int | None = None
-    headrace_offline: int | None = None
     headrace_results: int | None = None
 
 

@@ -1,8 +1,8 @@
 """A small HTTP/1.1 client for measuring: bytes of a body as they arrive, with the moment of each.
 
-Owns connections: opening, keeping alive, TLS, timeouts of nothing (callers cancel). It reads no JSON and
-retries nothing. It is our own because a client that measures must cost less than what it measures: there is
-one callback per read of the socket, and no task, queue or decoder object in between.
+Owns connections: opening, keeping alive, TLS. It has no timeouts (callers cancel), reads no JSON and retries nothing
+that a server has begun to answer. It is our own because a client that measures must cost less than what it measures:
+there is one callback per read of the socket, and no task, queue or decoder object in between.
 """
 
 from __future__ import annotations
@@ -174,7 +174,6 @@ class _Connection(asyncio.Protocol):
         self._done: asyncio.Future[int] | None = None
         self._now = 0.0
         self._has_begun = False
-        self._is_close_delimited = False
         self._is_close_delimited = False
         self._num_header_bytes = 0
         self.is_reusable = True

@@ -97,7 +97,7 @@ def _cdf_chart(caption: str, series: Sequence[Series]) -> str:
 def _cdf(name: str, spread: Spread) -> Series:
     if not spread.count:
         return Series(name, [])
-    ranks = [(spread.minimum, 0.0), *zip(spread.percentiles, (rank / 100 for rank in PERCENTILES), strict=True)]
+    ranks = [(spread.minimum, 0.0), *((spread.percentile(rank), rank / 100) for rank in PERCENTILES)]
     points = [(max(1e3 * value, 1e-3), share) for value, share in [*ranks, (spread.maximum, 1.0)]]
     return Series(name, points)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from headrace.bench.dialect import History
-from headrace.bench.http_client import Disconnected, HttpClient
+from headrace.bench.http_client import Disconnected, HttpClient, HungUp
 from headrace.bench.load_generator import Target
 from headrace.bench.record import RequestRecord
 from headrace.bench.reply_sink import ReplySink
@@ -21,6 +21,8 @@ from headrace.core.errors import ConfigError, RequestFailed
 from headrace.core.settings import suggestion
 
 MAX_SHOWN_MODELS = 8
+MAX_BODY_BYTES = 4 << 20
+PROBE_TIMEOUT_S = 30.0
 POLL_S = 0.1
 
 
@@ -38,18 +40,21 @@ class _Version(msgspec.Struct):
 
 
 class WholeBody:
-    """Gathers a small body. *Mutable.*"""
+    """Gathers a small body, and no more of it than ``MAX_BODY_BYTES``. *Mutable.*"""
 
     def __init__(self) -> None:
         self.wants_more = True
         self.status = 0
         self._pieces: list[bytes] = []
+        self._num_bytes = 0
 
     def begin(self, status: int) -> None:
         self.status = status
 
     def take(self, data: bytes, now: float) -> None:
-        self._pieces.append(data)
+        if self._num_bytes < MAX_BODY_BYTES:
+            self._pieces.append(data)
+            self._num_bytes += len(data)
 
     @property
     def data(self) -> bytes:
@@ -70,9 +75,14 @@ async def find_server(client: HttpClient, model: str | None) -> ServerFacts:
     """Ask the server for its models. Raises ``ConfigError`` for one that is not there or serves another model."""
     body = WholeBody()
     try:
-        await client.request("GET", "/v1/models", b"", body)
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            await client.request("GET", "/v1/models", b"", body)
     except Disconnected as error:
         raise ConfigError(f"{error}; start the server, or name another with --base-url") from error
+    except TimeoutError:
+        raise ConfigError(
+            f"{client.origin} does not list its models within {PROBE_TIMEOUT_S:g} s; is it a server of language models?"
+        ) from None
     models = _models(body)
     version = await _version(client)
     url = str(client.origin)
@@ -98,8 +108,9 @@ async def is_ready(client: HttpClient) -> bool:
     """Whether the server answers and says that it is healthy; a server without ``/health`` is asked for its models."""
     for path in ("/health", "/v1/models"):
         try:
-            status = await client.request("GET", path, b"", WholeBody())
-        except Disconnected:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                status = await client.request("GET", path, b"", WholeBody())
+        except (Disconnected, TimeoutError):
             return False
         if status != 404:
             return status == 200
@@ -120,15 +131,19 @@ async def ask_once(target: Target, session: Session) -> RequestRecord:
     turn = session.turns[0]
     history.ask(turn)
     sink = ReplySink(record, target.dialect.reader(), 0.0)
+    body = target.dialect.body(turn, history, target.options)
     try:
-        await target.client.request(
-            "POST", target.dialect.path, target.dialect.body(turn, history, target.options), sink
-        )
+        async with asyncio.timeout(target.timeout_s):
+            await target.client.request("POST", target.dialect.path, body, sink)
+    except HungUp:
+        pass  # a chunk that could not be read; the record says so
+    except TimeoutError:
+        raise RequestFailed(f"a request alone was not answered within {target.timeout_s:g} s") from None
     except Disconnected as error:
-        raise RequestFailed(f"a first request failed: {error}") from error
+        raise RequestFailed(f"a request alone failed: {error}") from error
     sink.finish(target.count_tokens)
     if not record.is_ok:
-        raise RequestFailed(f"a first request was not answered: {record.error}{_hint(record, target)}")
+        raise RequestFailed(f"a request alone was not answered: {record.error}{_hint(record, target)}")
     return record
 
 
@@ -162,9 +177,10 @@ def _models(body: WholeBody) -> list[_Model]:
 async def _version(client: HttpClient) -> str:
     body = WholeBody()
     try:
-        status = await client.request("GET", "/version", b"", body)
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            status = await client.request("GET", "/version", b"", body)
         return msgspec.json.decode(body.data, type=_Version).version if status == 200 else ""
-    except (Disconnected, msgspec.DecodeError):
+    except (Disconnected, TimeoutError, msgspec.DecodeError):
         return ""
 
 

@@ -42,7 +42,7 @@ class LoadOptions:
     """How the workload is sent. ``rate`` ``None`` and a concurrency is a closed loop; neither is all at once.
 
     ``num_prompts`` sessions a run, ``num_runs`` times, each with sessions of its own. ``lag_limit_s`` is what the
-    client may be late, ``None`` for a share of the TTFT. ``num_verified`` answers of each run are asked again.
+    client may be late, ``None`` for a tenth of what it measures. ``num_verified`` answers of each run are asked again.
     """
 
     rate: ConstantRate | RampedRate | None = None
@@ -252,6 +252,6 @@ def _open_lines(path: Path | None) -> Iterator[BinaryIO | None]:
     try:
         file = path.open("wb")
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; --output-file names a file") from error
+        raise ConfigError(f"cannot write {path}: {error.strerror}; --request-log names a file") from error
     with file:
         yield file

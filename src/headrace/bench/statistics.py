@@ -19,27 +19,28 @@ _BASE = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 _MIN_VALUE = 1e-6
 
 PERCENTILES = (1, 2, 5, 10, 20, 25, 30, 40, 50, 60, 70, 75, 80, 90, 95, 98, 99, 99.5, 99.9)
+_NAMES = tuple(f"p{rank:g}" for rank in PERCENTILES)
 
 _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Student's t, two-sided 95 %, for 1 to 15 degrees of freedom."""
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How values are spread; all 0 where there are none. ``percentiles`` are those of ``PERCENTILES``, in order."""
+    """How values are spread; all 0 where there are none. ``percentiles`` are by name: ``p50``, ``p99.9``."""
 
     count: int = 0
     mean: float = 0.0
     std: float = 0.0
     minimum: float = 0.0
     maximum: float = 0.0
-    percentiles: tuple[float, ...] = (0.0,) * len(PERCENTILES)
+    percentiles: dict[str, float] = {}
 
     @property
     def median(self) -> float:
         return self.percentile(50)
 
     def percentile(self, rank: float) -> float:
-        return self.percentiles[PERCENTILES.index(rank)]
+        return self.percentiles[f"p{rank:g}"] if self.count else 0.0
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -66,7 +67,7 @@ def spread(values: Sequence[float] | np.ndarray) -> Spread:
     array_ = np.asarray(values, np.float64)
     if not array_.size:
         return Spread()
-    percentiles = tuple(float(value) for value in np.percentile(array_, PERCENTILES))
+    percentiles = dict(zip(_NAMES, np.percentile(array_, PERCENTILES).tolist(), strict=True))
     return Spread(
         int(array_.size),
         float(array_.mean()),
@@ -131,7 +132,7 @@ class ValueStore:
         self._spill()
         mean = self._total / self._count
         deviation = math.sqrt(max(0.0, self._squares / self._count - mean * mean))
-        ranks = tuple(self._rank(rank) for rank in PERCENTILES)
+        ranks = {name: self._rank(rank) for name, rank in zip(_NAMES, PERCENTILES, strict=True)}
         return Spread(self._count, mean, deviation, self._minimum, self._maximum, ranks)
 
     def histogram(self, edges: Sequence[float]) -> list[int]:

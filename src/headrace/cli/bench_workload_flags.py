@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.bench_flags import DATASETS, file_path, not_negative, positive, share
+from headrace.cli.bench_flags import DATASETS, file_path, positive, share
 from headrace.cli.flags import Parser
 from headrace.core.errors import ConfigError
 
@@ -161,7 +161,6 @@ def _add_mix_flags(flags: argparse._ArgumentGroup) -> None:
     flags.add_argument(
         "--tool-rate", type=share, default=0.0, metavar="X", help="share of requests that must call a tool"
     )
-    flags.add_argument("--skip-sessions", type=not_negative, default=0, help=argparse.SUPPRESS)
 
 
 def read_workload(arguments: argparse.Namespace) -> WorkloadOptions | Path:
