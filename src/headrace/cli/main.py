@@ -87,6 +87,12 @@ def _doctor(argv: Sequence[str]) -> int:
     return doctor.main(argv)
 
 
+def _program(argv: Sequence[str]) -> int:
+    from headrace.cli import program
+
+    return program.main(argv)
+
+
 def _version(argv: Sequence[str]) -> int:
     from headrace.cli import version
 
@@ -114,6 +120,7 @@ VERBS = (
     Verb("simulate", "play a trace to the scheduler on a virtual clock", _simulate),
     Verb("plan-memory", "say what a model would take of this machine's memory", _plan_memory),
     Verb("doctor", "say what would run on this machine, and why", _doctor),
+    Verb("program", "show the graph of a program of many calls", _program),
     Verb("version", "print versions", _version),
 )
 

@@ -119,11 +119,12 @@ class Function:
         return states if generator_style else list(states)
 
     def trace(self, **arguments: Any) -> Program:
-        """The program as data, without running it; arguments that are not given stay open.
+        """The program as data, without running it; arguments without a value or a default stay open.
 
         Raises ``ProgramError`` where the program does with a value what cannot be recorded.
         """
-        given = {**self._bound, **arguments}
+        defaults = {name: p.default for name, p in self._signature.parameters.items() if p.default is not p.empty}
+        given = {**defaults, **self._bound, **arguments}
         open_names = tuple(name for name in self._signature.parameters if name not in given)
         sink = TraceSink(Names({name: name for name in open_names}))
         values = {**given, **{name: Placeholder(name) for name in open_names}}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.core.errors import ProgramError
 from headrace.program.interpreter import captured_names
-from headrace.program.ir import Node
+from headrace.program.ir import Node, Select
 
 
 class Names:
@@ -42,9 +42,11 @@ class Names:
         """The names known to a branch of a fork."""
         return Names(self._known, f"{self.path}{fork}.{index}.")
 
-    def case(self) -> Names:
-        """The names known to what may follow from here."""
-        return Names(self._known, self.path)
+    def case(self, select: Select) -> Names:
+        """The names known to what may follow from here once ``select`` is made."""
+        names = Names(self._known, self.path)
+        names.learn([select])
+        return names
 
     def _add(self, names: Iterable[str]) -> None:
         for name in names:

@@ -15,7 +15,7 @@ from headrace.core.errors import HeadraceError, ProgramError
 from headrace.program.captures import Capture
 from headrace.program.document import Document
 from headrace.program.interpreter import append_node
-from headrace.program.ir import JoinMode, Node
+from headrace.program.ir import JoinMode, Node, Select
 from headrace.program.names import Names
 from headrace.program.run import Run, RunUsage
 from headrace.program.runtime import Runtime
@@ -70,8 +70,8 @@ class RunningSink:
         if mode is JoinMode.GATHER_VARIABLE:
             self._names.learn_joined(sink._names for sink in sinks)
 
-    def case(self) -> Recorder:
-        return TraceSink(self._names.case())
+    def case(self, select: Select) -> Recorder:
+        return TraceSink(self._names.case(select))
 
     def view(self, where: str) -> View:
         return _RunningView(self._runtime, self, where)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from headrace.program.captures import Capture
 from headrace.program.document import Document
-from headrace.program.ir import JoinMode, Node
+from headrace.program.ir import JoinMode, Node, Select
 from headrace.program.run import RunUsage
 
 
@@ -53,8 +53,8 @@ class Sink(Protocol):
         """Join what ``fork`` gave."""
         ...
 
-    def case(self) -> Recorder:
-        """A recorder of what may follow from here."""
+    def case(self, select: Select) -> Recorder:
+        """A recorder of what may follow from here once ``select`` is made."""
         ...
 
     def view(self, where: str) -> View: ...

@@ -92,7 +92,7 @@ class ProgramState:
         select = _only_select(selection, where)
         bodies: dict[str, tuple[Node, ...]] = {}
         for choice, subprogram in cases.items():
-            recorder = self._sink.case()
+            recorder = self._sink.case(select)
             state = ProgramState(recorder, self._arguments, self._kinds)
             subprogram(state)
             self._kinds |= state._kinds

@@ -9,7 +9,7 @@ from typing import NoReturn
 from headrace.core.errors import ProgramError
 from headrace.program.captures import Capture
 from headrace.program.document import Document
-from headrace.program.ir import Fork, Join, JoinMode, Node, Text
+from headrace.program.ir import Fork, Join, JoinMode, Node, Select, Text
 from headrace.program.names import Names
 from headrace.program.placeholders import Placeholder, split_text
 from headrace.program.run import RunUsage
@@ -48,8 +48,8 @@ class TraceSink:
         if mode is JoinMode.GATHER_VARIABLE:
             self.names.learn_joined(branch.names for branch in self._forks[name])
 
-    def case(self) -> Recorder:
-        return TraceSink(self.names.case())
+    def case(self, select: Select) -> Recorder:
+        return TraceSink(self.names.case(select))
 
     def view(self, where: str) -> View:
         return _TraceView(self.names, where)
