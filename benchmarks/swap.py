@@ -3,7 +3,8 @@
 Prefix: prompts are computed, pushed out of the KV cache by others, and asked for again; their prefill is timed with no
 tier below the KV cache (computed again), with a host tier, and with a disk tier. Preemption: more sequences decode than
 the KV cache holds, without a prefix cache, so that victims lose everything; the whole run is timed with victims
-computed again and with victims swapped.
+computed again and with victims swapped. CPU time is shown beside the time on the wall: with one thread they are the
+same on an idle machine, and CPU time still means something on a busy one.
 
     python benchmarks/swap.py                        the default model
     python benchmarks/swap.py --prompt-tokens 1024 --threads 1 --json out.json
@@ -38,6 +39,7 @@ class PrefixRow:
 
     tiers: str
     ttft_ms: float
+    ttft_cpu_ms: float
     num_cached_tokens: float
     num_restored_blocks: int
     num_fetched_blocks: int
@@ -49,6 +51,7 @@ class PreemptionRow:
 
     victims: str
     run_s: float
+    run_cpu_s: float
     num_preemptions: int
     num_computed_tokens: int
     num_restored_blocks: int
@@ -65,16 +68,27 @@ def request(name: str, salt: int, num_tokens: int, max_tokens: int) -> Request:
     )
 
 
-def ttft(engine: Engine, asked: Request) -> tuple[float, int]:
-    """Seconds to the first token of a request that is alone, and its cached tokens; runs it to its end."""
-    started = time.perf_counter()
+@dataclass(frozen=True)
+class FirstToken:
+    """How long it took, and how much of the prompt was cached."""
+
+    seconds: float
+    cpu_s: float
+    num_cached: int
+
+
+def first_token(engine: Engine, asked: Request) -> FirstToken:
+    """The first token of a request that is alone; runs it to its end."""
+    started, cpu_started = time.perf_counter(), time.process_time()
     engine.submit(asked)
-    first_s, num_cached = 0.0, 0
+    found: FirstToken | None = None
     while engine.has_work:
         for output in engine.step():
-            if output.token_ids and not first_s:
-                first_s, num_cached = time.perf_counter() - started, output.usage.num_cached_tokens
-    return first_s, num_cached
+            if output.token_ids and found is None:
+                seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
+                found = FirstToken(seconds, cpu_s, output.usage.num_cached_tokens)
+    assert found is not None
+    return found
 
 
 def block_bytes(config: EngineConfig) -> int:
@@ -86,16 +100,17 @@ def block_bytes(config: EngineConfig) -> int:
 def prefix_row(config: EngineConfig, tiers: str, num_tokens: int) -> PrefixRow:
     engine = build_engine(config, NullProgress())
     for salt in range(NUM_PROMPTS):
-        ttft(engine, request(f"cold{salt}", salt, num_tokens, 2))
+        first_token(engine, request(f"cold{salt}", salt, num_tokens, 2))
     for salt in range(10, 10 + 2 * NUM_PROMPTS):  # these push the first out of the KV cache, and out of the host tier
-        ttft(engine, request(f"other{salt}", salt, num_tokens, 2))
-    found = [ttft(engine, request(f"again{salt}", salt, num_tokens, 2)) for salt in range(NUM_PROMPTS)]
+        first_token(engine, request(f"other{salt}", salt, num_tokens, 2))
+    found = [first_token(engine, request(f"again{salt}", salt, num_tokens, 2)) for salt in range(NUM_PROMPTS)]
     use = engine.stats().tiers
     engine.close()
     return PrefixRow(
         tiers=tiers,
-        ttft_ms=statistics.median(seconds for seconds, _ in found) * 1e3,
-        num_cached_tokens=statistics.mean(cached for _, cached in found),
+        ttft_ms=statistics.median(first.seconds for first in found) * 1e3,
+        ttft_cpu_ms=statistics.median(first.cpu_s for first in found) * 1e3,
+        num_cached_tokens=statistics.mean(first.num_cached for first in found),
         num_restored_blocks=0 if use is None else use.num_restored,
         num_fetched_blocks=0 if use is None else use.num_fetched,
     )
@@ -105,17 +120,18 @@ def preemption_row(config: EngineConfig, victims: str, num_tokens: int) -> Preem
     engine = build_engine(config, NullProgress())
     for number in range(NUM_SEQUENCES):
         engine.submit(request(f"r{number}", number, num_tokens, num_tokens // 4))
-    started, num_computed = time.perf_counter(), 0
+    started, cpu_started, num_computed = time.perf_counter(), time.process_time(), 0
     while engine.has_work:
         outputs = engine.step()
         assert all(output.finish_reason in (None, FinishReason.LENGTH) for output in outputs)
         num_computed += engine.stats().num_step_tokens
     stats = engine.stats()
-    run_s = time.perf_counter() - started
+    run_s, run_cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
     engine.close()
     return PreemptionRow(
         victims=victims,
         run_s=run_s,
+        run_cpu_s=run_cpu_s,
         num_preemptions=stats.num_preemptions,
         num_computed_tokens=num_computed,
         num_restored_blocks=0 if stats.tiers is None else stats.tiers.num_restored,
@@ -167,17 +183,16 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         prefixes, preemptions = measure(arguments, Path(folder))
     print(f"a prompt of {arguments.prompt_tokens} tokens that had to leave the KV cache, asked for again")
-    print("tiers below    first token ms  cached tokens  restored blocks  fetched blocks")
+    print("tiers below    first token ms   CPU ms  cached tokens  restored blocks  fetched blocks")
     for row in prefixes:
-        print(
-            f"{row.tiers:13}  {row.ttft_ms:14.1f}  {row.num_cached_tokens:13.0f}  {row.num_restored_blocks:15d}  "
-            f"{row.num_fetched_blocks:14d}"
-        )
+        times = f"{row.tiers:13}  {row.ttft_ms:14.1f}  {row.ttft_cpu_ms:7.1f}"
+        blocks = f"{row.num_restored_blocks:15d}  {row.num_fetched_blocks:14d}"
+        print(f"{times}  {row.num_cached_tokens:13.0f}  {blocks}")
     print("\nmore sequences than the KV cache holds")
-    print("victims         run s  preemptions  tokens computed  restored blocks")
+    print("victims         run s  CPU s  preemptions  tokens computed  restored blocks")
     for victim in preemptions:
         print(
-            f"{victim.victims:14}  {victim.run_s:5.2f}  {victim.num_preemptions:11d}  "
+            f"{victim.victims:14}  {victim.run_s:5.2f}  {victim.run_cpu_s:5.2f}  {victim.num_preemptions:11d}  "
             f"{victim.num_computed_tokens:15d}  {victim.num_restored_blocks:15d}"
         )
     if arguments.json:
