@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from headrace.bench.comparison import Comparison, Figure, Ratio, compare
 from headrace.bench.figures import serving_figures
 from headrace.bench.report import ServingReport
+from headrace.bench.report_table import aligned
 from headrace.bench.statistics import estimate
 from headrace.core.units import format_bytes
 
@@ -17,7 +18,7 @@ def render_comparison(comparison: Comparison) -> str:
     """A line for each figure, then the verdict."""
     rows = [["figure", "A", "B", "B / A", "95 % interval", ""]]
     rows += [[*cells, ratio.verdict.value] for ratio in comparison.ratios for cells in [_cells(ratio)]]
-    lines = [f"A: {comparison.a}", f"B: {comparison.b}", "", *_aligned(rows)]
+    lines = [f"A: {comparison.a}", f"B: {comparison.b}", "", *aligned(rows)]
     if any(ratio.low is None for ratio in comparison.ratios):
         lines += ["", "measured once: there are no intervals; --num-runs 3 and more give them"]
     return "\n".join([*lines, "", f"verdict: {comparison.verdict}"])
@@ -47,7 +48,7 @@ def server_rows(reports: Sequence[ServingReport], threshold: float) -> list[list
 
 def render_servers(reports: Sequence[ServingReport], threshold: float) -> str:
     """The table, and how to read it."""
-    lines = _aligned(server_rows(reports, threshold))
+    lines = aligned(server_rows(reports, threshold))
     first = reports[0].server.name
     note = (
         f"means over {len(reports[0].runs)} interleaved rounds; in brackets the ratio to {first}, "
@@ -63,7 +64,7 @@ def render_figures(name: str, figures: Mapping[str, Figure]) -> str:
         mean = estimate(figure.values)
         interval = "-" if mean.half_width is None else f"{max(mean.low, 0.0):.2f} to {mean.high:.2f}"
         rows.append([f"{label} ({figure.unit})", f"{mean.mean:.2f}", interval])
-    return "\n".join([name, "", *_aligned(rows)])
+    return "\n".join([name, "", *aligned(rows)])
 
 
 def _against_first(name: str, comparison: Comparison, report: ServingReport) -> str:
@@ -91,16 +92,3 @@ def _cost_rows(reports: Sequence[ServingReport]) -> list[list[str]]:
 def _cells(ratio: Ratio) -> list[str]:
     interval = "-" if ratio.low is None or ratio.high is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
     return [f"{ratio.name} ({ratio.unit})", f"{ratio.a:.2f}", f"{ratio.b:.2f}", f"{ratio.ratio:.3f}", interval]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Names on the left, everything else to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            f"{row[0]:<{widths[0]}}",
-            *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)),
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines

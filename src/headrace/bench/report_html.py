@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headrace.bench.charts import Axis, Series, bar_chart, line_chart
 from headrace.bench.report import ServingReport
-from headrace.bench.report_table import figure_rows, latency_rows, warnings
+from headrace.bench.report_table import figure_rows, group_rows, latency_rows, turn_rows, warnings
 from headrace.bench.statistics import PERCENTILES, Spread
 from headrace.bench.summary import GAP_EDGES_S, RunSummary
 from headrace.core.html_page import facts, heading, page, paragraph, table, title_heading
@@ -33,6 +33,11 @@ def render_page(reports: Sequence[ServingReport]) -> str:
         name = f" of {report.server.name}" if len(reports) > 1 else ""
         body += [heading(f"Figures{name}"), facts(figure_rows(report))]
         body += [heading(f"Latencies{name} (ms)"), table(latency_rows(report))]
+        run = report.runs[0]
+        if run.turns:
+            body += [heading(f"Turns{name} (first run, ms)"), table(turn_rows(run))]
+        if run.groups:
+            body += [heading(f"Groups of clients{name} (first run, ms)"), table(group_rows(run))]
     body += [heading("What the words mean"), facts(DEFINITIONS)]
     return page(title, body)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from headrace.bench.report import ServingReport
 from headrace.bench.statistics import Estimate, Spread
@@ -10,6 +10,7 @@ from headrace.bench.summary import RunSummary
 from headrace.core.units import format_bytes
 
 WIDTH = 64
+MAX_GROUPS_SHOWN = 16
 _LABEL = 44
 
 Row = tuple[str, str]
@@ -29,9 +30,9 @@ def render_table(report: ServingReport) -> str:
     if report.runs[0].slos:
         lines += [_title("Service level objectives"), *_lines(_slos(report))]
     if report.runs[0].turns:
-        lines += [_title("Turns (first run)"), *_turns(report.runs[0])]
+        lines += [_title("Turns (first run)"), *aligned(turn_rows(report.runs[0]))]
     if report.runs[0].groups:
-        lines += [_title("Groups of clients (first run)"), *_groups(report.runs[0])]
+        lines += [_title("Groups of clients (first run)"), *aligned(group_rows(report.runs[0]))]
     lines += [_title("Costs and checks"), *_lines(_costs(report)), "=" * WIDTH]
     return "\n".join(lines)
 
@@ -104,29 +105,40 @@ def _slos(report: ServingReport) -> Iterator[Row]:
     yield _figure(report, "Request goodput (req/s)", lambda run: run.goodput)
 
 
-def _turns(run: RunSummary) -> Iterator[str]:
-    yield f"{'turn':>4}{'requests':>10}{'TTFT p50':>11}{'TTFT p99':>11}{'input tok':>11}{'cached':>9}"
+def turn_rows(run: RunSummary) -> list[list[str]]:
+    """A line for each turn of conversations, latencies in milliseconds; the first row is the head."""
+    rows = [["turn", "requests", "TTFT p50", "TTFT p99", "input tokens", "cached"]]
     for turn in run.turns:
-        yield (
-            f"{turn.turn + 1:>4}{turn.num_requests:>10}{1e3 * turn.ttft.median:>11.1f}"
-            f"{1e3 * turn.ttft.percentile(99):>11.1f}{turn.mean_input_tokens:>11.0f}{100 * turn.cached_share:>8.0f}%"
-        )
+        p50, p99 = f"{1e3 * turn.ttft.median:.1f}", f"{1e3 * turn.ttft.percentile(99):.1f}"
+        tokens, cached = f"{turn.mean_input_tokens:.0f}", f"{100 * turn.cached_share:.0f} %"
+        rows.append([f"{turn.turn + 1}", f"{turn.num_requests}", p50, p99, tokens, cached])
+    return rows
 
 
-def _groups(run: RunSummary) -> Iterator[str]:
-    yield f"{'group':<20}{'requests':>10}{'ok':>7}{'TTFT p50':>11}{'TTFT p99':>11}"
-    for group in run.groups[:12]:
-        name = (group.group or "(none)")[:19]
-        yield (
-            f"{name:<20}{group.num_requests:>10}{group.num_ok:>7}"
-            f"{1e3 * group.ttft_p50_s:>11.1f}{1e3 * group.ttft_p99_s:>11.1f}"
-        )
-    if run.fairness is not None:
-        yield _line("Fairness (Jain, of tokens/s a request)", f"{run.fairness:.3f}")
+def group_rows(run: RunSummary) -> list[list[str]]:
+    """A line for each of the largest groups of clients; the first row is the head."""
+    rows = [["group", "requests", "ok", "TTFT p50", "TTFT p99"]]
+    for group in run.groups[:MAX_GROUPS_SHOWN]:
+        name = (group.group or "(none)")[:24]
+        p50, p99 = f"{1e3 * group.ttft_p50_s:.1f}", f"{1e3 * group.ttft_p99_s:.1f}"
+        rows.append([name, f"{group.num_requests}", f"{group.num_ok}", p50, p99])
+    return rows
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table: names on the left, everything else to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([f"{row[0]:<{widths[0]}}", *cells]).rstrip())
+    return lines
 
 
 def _costs(report: ServingReport) -> Iterator[Row]:
     run = report.runs[-1]
+    if run.fairness is not None:
+        yield _figure(report, "Fairness between groups (Jain)", lambda run: run.fairness or 0.0, 3)
     if run.num_cached_tokens:
         yield _figure(report, "Input tokens from the prefix cache (%)", lambda run: 100 * run.cached_share, 1)
     if run.server is not None:
