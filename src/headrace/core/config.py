@@ -111,7 +111,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "scheduler",
             "who goes first: slo by targets and fair shares, fcfs by arrival, priority by priority (lower first)",
         ),
-    ] = "fcfs"
+    ] = "slo"
     max_num_queued_reqs: Annotated[
         int,
         _meta(
