@@ -13,7 +13,7 @@ from typing import Final
 from headrace.core.errors import Overloaded
 from headrace.core.sequence import Sequence
 from headrace.scheduler.fairness import ServiceCounters
-from headrace.scheduler.pace import first_token_deadline
+from headrace.scheduler.pace import first_token_deadline, first_token_margin_s
 from headrace.scheduler.waiting_lanes import Waiter
 
 MAX_LATE_TOKENS: Final = 1 << 18
@@ -72,12 +72,14 @@ class Admission:
     def _check_deadline(self, arrival: Waiter, num_ahead: int, now: float) -> None:
         seq = arrival.seq
         wait_s = self._rate.seconds(num_ahead + arrival.num_uncached)
-        late_s = now + wait_s - first_token_deadline(seq)
+        if wait_s == 0:
+            return
+        late_s = now + wait_s + first_token_margin_s(seq) - first_token_deadline(seq)
         if late_s <= 0:
             return
         raise Overloaded(
-            f"the first token would come in about {now + wait_s - seq.request.arrival_time:.2f} s but was requested "
-            f"within {seq.request.service_level.ttft_s:g} s: {num_ahead} prompt tokens are ahead of the request's "
+            f"the first token would come in about {now + wait_s - seq.request.arrival_time:.2f} s or a step later but "
+            f"was requested within {seq.request.service_level.ttft_s:g} s: {num_ahead} prompt tokens are ahead of its "
             f"{arrival.num_uncached}; try again later or ask for a longer ttft",
             _retry_after_s(late_s),
         )

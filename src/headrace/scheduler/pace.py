@@ -17,6 +17,10 @@ from headrace.core.sequence import Sequence
 PACE: Final = 0.97
 """Share of a TPOT target that is aimed at; the rest is margin."""
 
+TTFT_MARGIN: Final = 0.06
+"""Share of a TTFT target kept free by whoever is taken in: a first token comes at the end of a step, up to a step later
+than its prompt's share of the work says, and one that is late was work for nothing."""
+
 NOMINAL_TTFT_S: Final = 30.0
 """When a request without a TTFT target counts as due in the order of work; nobody waits behind newcomers for ever."""
 
@@ -30,6 +34,11 @@ def first_token_deadline(seq: Sequence) -> float:
     """When the first token must be out for the target to be met; infinite without a target."""
     request = seq.request
     return request.arrival_time + request.service_level.ttft_s
+
+
+def first_token_margin_s(seq: Sequence) -> float:
+    """How long before a finite deadline the first token is to be foretold, where it can be foretold at all."""
+    return TTFT_MARGIN * seq.request.service_level.ttft_s
 
 
 def next_token_due(seq: Sequence) -> float:

@@ -24,7 +24,7 @@ from headrace.scheduler.admission import Admission, PrefillRate
 from headrace.scheduler.cost_model import StepCostModel
 from headrace.scheduler.meters import SchedulingMeters
 from headrace.scheduler.output_lengths import OutputLengths, OutputReserve
-from headrace.scheduler.pace import first_token_deadline, next_token_due
+from headrace.scheduler.pace import first_token_deadline, first_token_margin_s, next_token_due
 from headrace.scheduler.policy import SchedulerListener, StepShape
 from headrace.scheduler.step_budget import FEASIBLE_TPOT, MAX_STEP_S, BatchLoad, StepBudget, batch_load
 from headrace.scheduler.waiting_lanes import Waiter, WaitingLanes
@@ -183,7 +183,10 @@ class _Placement:
     def cutoff(self, seq: Sequence, num_cached: int) -> float:
         if seq.num_preemptions > 0:
             return math.inf  # whoever has started is not sent away
-        return first_token_deadline(seq) - self.work_s(seq, num_cached)
+        deadline = first_token_deadline(seq)
+        if deadline == math.inf or not self._costs.is_known:
+            return deadline
+        return deadline - first_token_margin_s(seq) - self.work_s(seq, num_cached)
 
     def work_s(self, seq: Sequence, num_cached: int) -> float:
         """Seconds until the next token once work begins after ``num_cached`` tokens."""
