@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 DEPENDENCIES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -path csrc/tests -prune -o -type f -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check format test simulations native-test native-sanitize bench docs stubs clean
+.PHONY: help install serve check format test simulations native-test native-sanitize bench docs stubs simulate torture soak audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,12 @@ native-sanitize: build/sanitize/build.ninja build/race/build.ninja ## the same u
 
 bench: install ## measure, and compare with the last recorded run; ARGS=--record keeps the result
 	$(BIN)/python benchmarks/suite.py $(ARGS)
+
+simulate: $(VENV)/.installed-test ## live SEEDS (10000) lives of a server with faults, on a virtual clock
+	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000) $(ARGS)
+
+torture: $(VENV)/.installed-test ## start and stop a server under load CYCLES (200) times; nothing may be left
+	$(BIN)/python -m tests.torture.cycles --cycles $(or $(CYCLES),200) $(ARGS)
 
 docs: install ## write the pages that are generated from code
 	$(BIN)/python -m headrace.core.settings_reference > docs/reference/settings.md

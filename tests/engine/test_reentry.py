@@ -27,7 +27,7 @@ class Ward:
     def __init__(self, max_resumptions: int = 16) -> None:
         self.streams = StreamTable(Metrics("m"), ManualClock())
         self.reentry = Reentry(self.streams, Metrics("m"), max_resumptions)
-        self.sent: list[Submit | Resume] = []
+        self.sent: list[Submit | Resume | Abort] = []
         self.reentry.engine_ready(self.sent.append)
 
     def read(self, request_id: str, n: int = 1) -> asyncio.Task[list[RequestOutput]]:
@@ -57,7 +57,16 @@ class Ward:
 
     @property
     def sent_ids(self) -> list[str]:
-        return [message.request.request_id for message in self.sent]
+        """Ids in the order in which they were sent; ``-a`` is one that had to make way."""
+        return [f"-{m.request_id}" if isinstance(m, Abort) else m.request.request_id for m in self.sent]
+
+    def acknowledge_abort(self, request_id: str, index: int = 0) -> None:
+        """What the engine sends of a request that it was told to drop."""
+        output = RequestOutput(
+            request_id=request_id, index=index, usage=Usage(3, 0, 1), finish_reason=FinishReason.ABORT
+        )
+        self.streams.deliver([output])
+        self.reentry.advance()
 
 
 def ward_test(body: Callable[[Ward], Awaitable[None]], ward: Callable[[], Ward] = Ward) -> None:
@@ -73,7 +82,7 @@ async def open_streams(ward: Ward, *request_ids: str) -> list[asyncio.Task[list[
     return tasks
 
 
-def test_those_in_flight_re_enter_one_at_a_time_with_their_tokens() -> None:
+def test_those_in_flight_are_tried_alone_one_after_another_and_then_all_enter_with_their_tokens() -> None:
     async def body(ward: Ward) -> None:
         readers = await open_streams(ward, "a", "b", "c")
         assert [type(message) for message in ward.sent] == [Submit] * 3
@@ -82,15 +91,21 @@ def test_those_in_flight_re_enter_one_at_a_time_with_their_tokens() -> None:
         ward.restart()
         assert ward.sent_ids == ["a"]
         ward.deliver("a")
-        assert ward.sent_ids == ["a", "b"]
-        resumed = ward.sent[1]
-        assert isinstance(resumed, Resume)
-        assert resumed.progress[0].token_ids == [7, 7]
+        assert ward.sent_ids == ["a", "-a"]
+        ward.deliver("a")  # computed before it was dropped: stale, and computed again later
+        ward.acknowledge_abort("a")
+        assert ward.sent_ids == ["a", "-a", "b"]
         ward.deliver("b", is_last=True)
-        assert ward.sent_ids == ["a", "b", "c"]
+        assert ward.sent_ids == ["a", "-a", "b", "c"]
+        ward.deliver("c")
+        assert ward.sent_ids == ["a", "-a", "b", "c", "a"]
+        last = ward.sent[-1]
+        assert isinstance(last, Resume)
+        assert last.progress[0].token_ids == [7]
         for request_id in ("a", "c"):
             ward.deliver(request_id, is_last=True)
-        await asyncio.gather(*readers)
+        answers = await asyncio.gather(*readers)
+        assert [sum(len(output.token_ids) for output in outputs) for outputs in answers] == [2, 3, 2]
 
     ward_test(body)
 
@@ -103,10 +118,11 @@ def test_newcomers_wait_until_all_are_back() -> None:
         readers[-1].cancel()
         await eventually(lambda: len(ward.streams) == 4)
         ward.deliver("a")
-        assert ward.sent_ids == ["a", "b"]
+        ward.acknowledge_abort("a")
+        assert ward.sent_ids == ["a", "-a", "b"]
         ward.deliver("b")
-        assert ward.sent_ids == ["a", "b", "new", "newer"]
-        assert isinstance(ward.sent[2], Submit)
+        assert ward.sent_ids == ["a", "-a", "b", "a", "new", "newer"]
+        assert isinstance(ward.sent[-2], Submit)
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
@@ -119,6 +135,7 @@ def test_the_one_on_trial_when_the_engine_dies_again_is_quarantined_alone(caplog
         readers = await open_streams(ward, "a", "guilty", "c")
         ward.restart()
         ward.deliver("a")
+        ward.acknowledge_abort("a")
         with caplog.at_level(logging.ERROR):
             ward.restart()
         assert "request guilty ended the engine process again" in caplog.text
@@ -137,10 +154,12 @@ def test_a_death_from_outside_puts_the_one_on_trial_first_and_only_another_one_e
         readers = await open_streams(ward, "a", "b", "c")
         ward.restart(DeathCause.OUTSIDE)
         ward.deliver("a")
+        ward.acknowledge_abort("a")
         ward.restart(DeathCause.OUTSIDE)
         assert ward.sent_ids == ["b"], "in the engine when it died, and not seen to move"
         ward.deliver("b")
-        assert ward.sent_ids == ["b", "a"]
+        ward.acknowledge_abort("b")
+        assert ward.sent_ids == ["b", "-b", "a"]
         ward.restart(DeathCause.OUTSIDE)
         ward.restart(DeathCause.OUTSIDE)
         with pytest.raises(RequestQuarantined):
@@ -173,7 +192,8 @@ def test_all_answers_of_a_request_must_have_moved_before_the_next_enters() -> No
         ward.deliver("pair", 0)
         assert ward.sent_ids == ["pair"]
         ward.deliver("pair", 1, is_last=True)
-        assert ward.sent_ids == ["pair", "b"]
+        ward.acknowledge_abort("pair", 0)
+        assert ward.sent_ids == ["pair", "-pair", "b"]
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)

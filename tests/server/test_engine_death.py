@@ -104,7 +104,8 @@ def test_answers_survive_an_engine_that_is_killed_at_random(server: ServedProces
         whole: list[dict[str, Any]] = []
         plain = threading.Thread(target=lambda: whole.append(http.post(f"{server.url}/completions", json=ASKED).json()))
         plain.start()
-        eventually(lambda: "headrace_num_requests_running 9.0" in http.get(f"{server.root}/metrics").text)
+        busy = "headrace_num_requests_running 9.0"
+        eventually(lambda: not plain.is_alive() or busy in http.get(f"{server.root}/metrics").text)
         streams = [OpenStream(server.url) for _ in range(2)]
         eventually(lambda: all(stream.num_events for stream in streams))
         for _ in range(3):

@@ -5,10 +5,11 @@ an engine is ready or dead and how to send to it, and runs on the event loop's t
 
 What ends an engine is mostly not a request at all (a signal, memory taken by others), so every request in
 flight carries on. But one that does end it would end the next one as well, with the same step, since its tokens
-determine that step. Therefore they re-enter one at a time: the next one when the one before has brought a token
-or ended, and newcomers behind them all. An engine that dies of itself then dies of the one on trial, which is
-ended, and the others go on. A death from outside (the operator, the kernel out of memory) proves less: the one on
-trial goes first next time, alone in the engine, and is ended if that engine dies before it has moved, too.
+determine that step. Therefore each is tried alone first: it enters, brings a token or ends, and leaves for the next
+one; then all enter, and newcomers behind them. An engine that dies of itself during a trial dies of the one request
+in it, which is ended, and the others go on. What a trial computed is cached, so entering again costs little. A death
+from outside (the operator, the kernel out of memory) proves less: the one on trial is first at the next trial, and is
+ended if that engine dies before it has moved, too.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from collections.abc import Callable
 
 from headrace.core.errors import EngineDead, HeadraceError, RequestQuarantined
 from headrace.core.request import Request
-from headrace.engine.messages import Resume, Submit
+from headrace.engine.messages import Abort, Resume, Submit
 from headrace.engine.metrics import Metrics
 from headrace.engine.streams import OutputStream, StreamTable
 
 logger = logging.getLogger(__name__)
 
-SendToEngine = Callable[[Submit | Resume], None]
+SendToEngine = Callable[[Submit | Resume | Abort], None]
 
 
 class DeathCause(enum.Enum):
@@ -45,13 +46,19 @@ class Reentry:
         self._max_resumptions = max_resumptions
         self._send: SendToEngine | None = None
         self._suspects: deque[OutputStream] = deque()
+        self._passed: list[OutputStream] = []
         self._newcomers: deque[Request] = deque()
         self._on_trial: OutputStream | None = None
         self._suspected: OutputStream | None = None
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no request is on its way back into an engine."""
+        return self._on_trial is None and not self._suspects
+
     def submit(self, request: Request) -> None:
         """Send a new request, or hold it back while others re-enter. Raises what sending raises."""
-        if self._send is None or self._on_trial is not None:
+        if self._send is None or not self.is_settled:
             self._newcomers.append(request)
         else:
             self._send(Submit(request))
@@ -72,6 +79,7 @@ class Reentry:
         """Keep what was in flight for the next engine; what may not carry on, and questions, end with ``error``."""
         self._streams.questions.fail_all(error)
         accused, self._on_trial, self._send = self._on_trial, None, None
+        self._passed = []
         if accused is not None and accused in self._streams:
             self._judge(accused, cause)
         held = {request.request_id for request in self._newcomers}
@@ -79,6 +87,7 @@ class Reentry:
         in_flight.sort(key=lambda stream: stream is not self._suspected)
         self._suspects = deque(stream for stream in in_flight if stream.num_resumptions < self._max_resumptions)
         for stream in in_flight:
+            stream.forget_engine()
             if stream.num_resumptions >= self._max_resumptions:
                 self._streams.fail(stream, error)
 
@@ -89,21 +98,42 @@ class Reentry:
             self._suspected = accused
 
     def advance(self) -> None:
-        """Let the next ones in, if the one on trial has shown to be harmless. To be called after every change."""
-        if self._send is None or (self._on_trial is not None and self._is_undecided(self._on_trial)):
+        """Go on with the trials, if the one on trial has shown to be harmless. To be called after every change."""
+        if self._send is None or (self._on_trial is not None and not self._is_decided(self._on_trial)):
             return
-        if self._on_trial is self._suspected:
-            self._suspected = None  # it has moved
         self._on_trial = self._next_suspect()
         if self._on_trial is not None:
-            self._on_trial.note_resumption()
-            self._metrics.request_resumed()
-            self._send_or_refuse(Resume(self._on_trial.request, self._on_trial.progress()))
+            self._on_trial.num_resumptions += 1
+            self._resume(self._on_trial)
             return
+        for stream in self._passed:
+            if stream in self._streams:
+                self._resume(stream)
+        self._passed = []
         while self._newcomers:
             request = self._newcomers.popleft()
             if self._streams.has(request.request_id):
                 self._send_or_refuse(Submit(request))
+
+    def _is_decided(self, stream: OutputStream) -> bool:
+        """Whether the trial of ``stream`` is over: it ended, or it moved and, before the next one, has left."""
+        if stream not in self._streams:
+            return True
+        if not stream.has_moved:
+            return False
+        if stream is self._suspected:
+            self._suspected = None
+        if self._suspects and stream not in self._passed:
+            stream.pause()
+            self._passed.append(stream)
+            assert self._send is not None
+            self._send(Abort(stream.request.request_id))
+        return not stream.is_leaving
+
+    def _resume(self, stream: OutputStream) -> None:
+        stream.note_resumption()
+        self._metrics.request_resumed()
+        self._send_or_refuse(Resume(stream.request, stream.progress()))
 
     def _next_suspect(self) -> OutputStream | None:
         while self._suspects:
@@ -111,9 +141,6 @@ class Reentry:
             if stream in self._streams:
                 return stream
         return None
-
-    def _is_undecided(self, stream: OutputStream) -> bool:
-        return stream in self._streams and not stream.has_moved
 
     def _send_or_refuse(self, message: Submit | Resume) -> None:
         assert self._send is not None

@@ -77,6 +77,7 @@ class OutputStream:
     __slots__ = (
         "_arrival",
         "_error",
+        "_num_stale_ends",
         "_received",
         "_unfinished",
         "_unmoved",
@@ -93,6 +94,7 @@ class OutputStream:
         self._unread: dict[int, list[RequestOutput]] = {}
         self._unfinished = set(range(request.sampling.n))
         self._unmoved: set[int] = set()
+        self._num_stale_ends = 0
         self.num_resumptions = 0
         self._error: HeadraceError | None = None
         self._arrival: asyncio.Future[None] | None = None
@@ -112,9 +114,28 @@ class OutputStream:
         return not self._unmoved
 
     def note_resumption(self) -> None:
-        """Another engine carries on from ``progress`` now."""
-        self.num_resumptions += 1
+        """The engine carries on from ``progress`` now."""
         self._unmoved = set(self._unfinished)
+
+    def pause(self) -> None:
+        """The engine is told to drop the request, which carries on later: what it still sends of it is stale."""
+        self._num_stale_ends = len(self._unfinished)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the engine has not yet said that it dropped the paused request."""
+        return self._num_stale_ends > 0
+
+    def is_stale(self, output: RequestOutput) -> bool:
+        """Whether an output is of a run that was paused. To be asked of each in order: ends are counted."""
+        if self._num_stale_ends == 0:
+            return False
+        self._num_stale_ends -= output.finish_reason is not None
+        return True
+
+    def forget_engine(self) -> None:
+        """Nothing more comes of the engine that had the request."""
+        self._num_stale_ends = 0
 
     def progress(self) -> list[SequenceProgress]:
         """What another engine needs to know, besides the request, to carry on where this one is."""
@@ -221,7 +242,7 @@ class StreamTable:
         now = self._clock.now()
         for output in outputs:
             stream = self._streams.get(output.request_id)
-            if stream is None:
+            if stream is None or stream.is_stale(output):
                 continue
             stream.meter.observe(output, now)
             stream.put(output, now)

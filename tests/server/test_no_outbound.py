@@ -1,0 +1,58 @@
+"""SEC-17: a server connects to nobody. Asked of the kernel, while odd requests come in."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.harness import PATIENCE_S
+from tests.tiny_model import write_tiny_model
+
+URLS = (
+    "http://169.254.169.254/latest/meta-data",
+    "http://a\\@example.com/x.png",
+    "file:///etc/passwd",
+    "//example.com",
+)
+STRACE = shutil.which("strace")
+
+
+def can_trace() -> bool:
+    """Some containers forbid tracing even of one's own children."""
+    if STRACE is None:
+        return False
+    return subprocess.run([STRACE, "-o", "/dev/null", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not can_trace(), reason="needs strace, and the right to trace")
+def test_sec_17_no_request_makes_the_server_connect_to_anybody(tmp_path: Path) -> None:
+    folder, trace = write_tiny_model(tmp_path / "tiny"), tmp_path / "trace"
+    assert STRACE is not None
+    server = [sys.executable, "-m", "headrace.cli.main", "serve", str(folder), "--port", "0", "--threads", "1"]
+    command = [STRACE, "-f", "-qq", "-e", "trace=connect,sendto", "-o", str(trace), *server]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
+        assert child.stdout is not None
+        lines = []
+        for line in child.stdout:
+            lines.append(line)
+            if line.startswith("ready in"):
+                break
+        url = next(line.split()[1] for line in lines if line.strip().startswith("URL"))
+        for address in URLS:
+            image = {"type": "image_url", "image_url": {"url": address}}
+            for content in (f"![]({address})", [{"type": "text", "text": address}], [image]):
+                body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
+                assert httpx.post(f"{url}/chat/completions", json=body, timeout=PATIENCE_S).status_code in (200, 400)
+        (pid,) = re.findall(r"\d+", Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text())
+        subprocess.run(["kill", f"-{signal.SIGTERM.value}", pid], check=True)
+        child.wait(PATIENCE_S)
+    calls = trace.read_text()
+    assert "AF_UNIX" in calls, "the engine process's own socket shows that the trace works"
+    assert "AF_INET" not in calls, [line for line in calls.splitlines() if "AF_INET" in line]
