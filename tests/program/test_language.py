@@ -373,11 +373,12 @@ def test_a_default_backend_is_used_where_none_is_named(runtime: Runtime) -> None
     def in_a_thread() -> None:  # whose default ends with it
         sgl.set_default_backend(runtime)
         found.append(two_turns.run("Why?")["first"])
+        found.extend(state["first"] for state in two_turns.run_batch([("Why?",), ("How?",)]))
 
     thread = threading.Thread(target=in_a_thread)
     thread.start()
     thread.join()
-    assert found
+    assert len(found) == 3
 
 
 # -- asynchronous programs -------------------------------------------------------------------------------

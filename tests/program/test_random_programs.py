@@ -137,6 +137,27 @@ def test_a_random_program_means_its_calls_in_order(seed: int) -> None:
     assert together == in_order
 
 
+async def submitted(program: Program) -> list[Any]:
+    house = House()
+    backend, client = backend_of(house)
+    requests: list[Any] = []
+    submit = house.engine.submit
+    house.engine.submit = lambda request: (requests.append(request), submit(request))[1]  # type: ignore[method-assign]
+    run = Run(backend, DEFAULTS, "mine")
+    start(program, run, {})
+    await run.wait()
+    await client.close()
+    return requests
+
+
+def test_every_call_says_which_program_it_is_of_and_since_when_that_runs() -> None:
+    sampling = SamplingChoice(max_tokens=2)
+    body = (Text("AC"), Gen(name="x", sampling=sampling), Text("D"), Gen(name="y", sampling=sampling))
+    first, second = asyncio.run(submitted(Program(body=body)))
+    assert first.program.program_id == second.program.program_id == "mine"
+    assert first.order_time == second.order_time == first.arrival_time < second.arrival_time
+
+
 async def run_and_end(program: Program, num_turns: int) -> House:
     house = House(num_blocks=256)
     backend, client = backend_of(house)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from headrace.core.request import FinishReason
+from headrace.core.request import FinishReason, ProgramPlace
 from headrace.core.sequence import SequenceStatus
 from tests.fakes import expected_output, make_request
 from tests.scheduler.harness import EOS, Harness
@@ -257,3 +258,14 @@ def test_equal_workloads_give_equal_plans():
         return [plan.digest() for plan in house.executor.plans]
 
     assert digests() == digests()
+
+
+def test_a_program_that_has_begun_is_finished_before_newcomers_start():
+    house = Harness(max_num_seqs=1)
+    house.add(make_request(prompt(4, 1), "running", arrival_time=1.0, max_tokens=3, ignore_eos=True))
+    house.step()
+    newcomer = house.add(make_request(prompt(4, 2), "newcomer", arrival_time=2.0, max_tokens=1))
+    call = make_request(prompt(4, 3), "call", arrival_time=3.0, max_tokens=1)
+    later_call = house.add(replace(call, program=ProgramPlace("p", began=0.5)))
+    house.run()
+    assert later_call.first_scheduled_time < newcomer.first_scheduled_time

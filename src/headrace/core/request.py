@@ -23,6 +23,13 @@ from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import DEFAULT_CLASS, NO_TARGETS, ServiceLevel
 
 
+class ProgramPlace(msgspec.Struct, frozen=True, array_like=True):
+    """The program of many calls that a request is part of; it began with its first call, at ``began``."""
+
+    program_id: str
+    began: float
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One generation request, tokenized and validated.
 
@@ -34,7 +41,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``service_level`` holds the targets this request is held to, ``service_class`` the name they are reported
     under. ``tenant`` is whose share of the machine it uses and ``weight`` how large that share is, relative to
-    other tenants'.
+    other tenants'. ``program`` is set for a call of a program.
     """
 
     request_id: str
@@ -50,6 +57,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant: str = ""
     weight: float = 1.0
     constraint: Constraint | None = None
+    program: ProgramPlace | None = None
+
+    @property
+    def order_time(self) -> float:
+        """Since when its caller waits: a program from its first call on, so that those begun are finished first."""
+        return self.arrival_time if self.program is None else self.program.began
 
 
 class SequenceProgress(msgspec.Struct, frozen=True, array_like=True):

@@ -15,10 +15,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from headrace.core.client import EngineClient
 from headrace.core.clock import Clock
 from headrace.core.errors import InvalidRequest, RequestAborted
-from headrace.core.request import FinishReason, Request, RequestOutput
+from headrace.core.request import FinishReason, ProgramPlace, Request, RequestOutput
 from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import DEFAULT_TERMS, ServiceTerms
 from headrace.engine.request_builder import RequestBuilder
@@ -28,6 +30,8 @@ from headrace.program.forms import structured_outputs
 from headrace.program.scoring import Continuation, ScoreCall, ScoreReply, continuation, plan_calls, read_scores
 
 T = TypeVar("T")
+
+_MAX_REMEMBERED_PROGRAMS = 4096
 
 
 class ProgramTokenizer(Protocol):
@@ -137,6 +141,7 @@ class EngineBackend:
         self._builder = builder
         self._clock = clock
         self._numbers = itertools.count()
+        self._began: dict[str, float] = {}
         self._token = secrets.token_hex(6)
         self._slots = asyncio.Semaphore(2 * client.info.max_num_seqs)  # no program fills the queue for all others
 
@@ -198,14 +203,23 @@ class EngineBackend:
         return self._built(self._encoder.encode(document), sampling, call.program_id)
 
     def _built(self, token_ids: Sequence[int], sampling: SamplingParams, program_id: str) -> Request:
-        return self._builder.build(
+        now = self._clock.now()
+        request = self._builder.build(
             f"program-{self._token}-{next(self._numbers)}",
             token_ids,
             sampling,
-            arrival_time=self._clock.now(),
+            arrival_time=now,
             terms=self._owner.terms,
             cache_salt=self._owner.cache_salt,
         )
+        return msgspec.structs.replace(request, program=self._place(program_id, now)) if program_id else request
+
+    def _place(self, program_id: str, now: float) -> ProgramPlace:
+        """Where a call stands: its program began with the first call that was made for it."""
+        began = self._began.setdefault(program_id, now)
+        if len(self._began) > _MAX_REMEMBERED_PROGRAMS:
+            self._began.pop(next(iter(self._began)))
+        return ProgramPlace(program_id, began)
 
     async def _score(self, call: ScoreCall, program_id: str) -> tuple[ScoreReply, int]:
         sampling = SamplingParams(

@@ -115,6 +115,8 @@ class Function:
 
         An entry holds arguments by name, or in order. The first failure is raised once its turn comes.
         """
+        if named.get("backend") is None:  # the pool's threads do not know this one's default
+            named["backend"] = default_runtime()
         states = self._states(batch, _num_threads(num_threads, len(batch)), progress_bar, named)
         return states if generator_style else list(states)
 

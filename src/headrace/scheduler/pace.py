@@ -49,4 +49,5 @@ def next_token_due(seq: Sequence) -> float:
     if num_output > 0 and level.tpot_s < math.inf:
         return seq.first_token_time + PACE * level.tpot_s * num_output
     steps = min(max(request.priority, -MAX_PRIORITY_STEPS), MAX_PRIORITY_STEPS)
-    return request.arrival_time + min(level.ttft_s, NOMINAL_TTFT_S) + steps * PRIORITY_STEP_S
+    since = request.arrival_time if level.ttft_s < math.inf else request.order_time
+    return since + min(level.ttft_s, NOMINAL_TTFT_S) + steps * PRIORITY_STEP_S

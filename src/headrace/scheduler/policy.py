@@ -129,11 +129,11 @@ class PriorityPolicy(FcfsPolicy):
 
 
 def arrival_key(seq: Sequence) -> SortKey:
-    return (seq.request.arrival_time, seq.seq_id)
+    return (seq.request.order_time, seq.seq_id)
 
 
 def priority_key(seq: Sequence) -> SortKey:
-    return (seq.request.priority, seq.request.arrival_time, seq.seq_id)
+    return (seq.request.priority, seq.request.order_time, seq.seq_id)
 
 
 def _num_pending_tokens(seq: Sequence) -> int:

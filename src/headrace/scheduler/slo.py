@@ -201,4 +201,4 @@ def _due(chunk: tuple[float, Sequence]) -> float:
 
 
 def _age(seq: Sequence) -> tuple[float, int]:
-    return (seq.request.arrival_time, seq.seq_id)
+    return (seq.request.order_time, seq.seq_id)

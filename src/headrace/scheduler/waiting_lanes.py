@@ -59,7 +59,7 @@ class Waiter:
         self.due = due
         seq = self.seq
         bucket = math.floor(due / BUCKET_S)
-        self.key = (bucket, -self.num_cached, self.num_uncached, seq.request.arrival_time, seq.seq_id)
+        self.key = (bucket, -self.num_cached, self.num_uncached, seq.request.order_time, seq.seq_id)
 
 
 class TenantLane:
