@@ -187,6 +187,49 @@ TEST("program: clearing a slot empties it in every layer and touches no other") 
   }
 }
 
+TEST("KV memory: a block's copy holds its keys, values and scales of every layer, and nothing else") {
+  const TinyModel model(WeightFormat::kF32, 11);
+  const auto program = PartsBuilder(model).Build().Build();
+  constexpr int kBlocks = 3, kBlockSize = 16;
+  for (const KvFormat format : {KvFormat::kF32, KvFormat::kF16, KvFormat::kInt8}) {
+    KvMemory kv(program->shape(), format, kBlocks, kBlockSize);
+    const size_t elements = size_t{kKvHeads} * kHeadDim * kBlockSize * KvElementBytes(format);
+    const size_t scales = format == KvFormat::kInt8 ? size_t{kKvHeads} * kBlockSize * sizeof(float) : 0;
+    CHECK_EQ(kv.block_bytes(), 2 * kLayers * (elements + scales));
+    // the pieces of a block, in the order of its copy
+    const auto pieces = [&](int block) {
+      std::vector<std::span<uint8_t>> found;
+      for (int layer = 0; layer < kLayers; ++layer) {
+        const KvView view = kv.layer(layer);
+        found.push_back({view.keys + block * elements, elements});
+        found.push_back({view.values + block * elements, elements});
+        if (scales == 0) continue;
+        found.push_back({reinterpret_cast<uint8_t*>(view.key_scales) + block * scales, scales});
+        found.push_back({reinterpret_cast<uint8_t*>(view.value_scales) + block * scales, scales});
+      }
+      return found;
+    };
+    for (int block = 0; block < kBlocks; ++block) {
+      int next = block + 1;
+      for (const auto& piece : pieces(block)) {
+        for (uint8_t& byte : piece) byte = static_cast<uint8_t>(next = (next * 5 + 7) % 251);
+      }
+    }
+    std::vector<uint8_t> before(kv.block_bytes()), content(kv.block_bytes()), after(kv.block_bytes());
+    kv.CopyOut(0, before.data());
+    kv.CopyOut(1, content.data());
+    kv.CopyIn(2, content.data());
+    size_t at = 0;
+    for (const auto& piece : pieces(2)) {
+      CHECK(std::memcmp(piece.data(), content.data() + at, piece.size()) == 0);
+      at += piece.size();
+    }
+    CHECK_EQ(at, content.size());
+    kv.CopyOut(0, after.data());
+    CHECK(before == after && before != content);
+  }
+}
+
 TEST("program: a run allocates nothing") {
   const TinyModel model(WeightFormat::kInt4, 10);
   const auto program = PartsBuilder(model).Build().Build();

@@ -7,8 +7,8 @@ nothing and knows neither texts nor HTTP. Costs a step a few microseconds, and m
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from typing import Final, Protocol
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -17,7 +17,7 @@ from headrace.core.clock import Clock
 from headrace.core.sequence import Sequence
 from headrace.core.step import StepPlan, StepResult
 from headrace.core.timeline import CacheUse, Neighbour, Phase, SequenceTimeline, Span
-from headrace.engine.timeline_life import WAITING, Life, Odometer, Step
+from headrace.engine.timeline_life import WAITING, Life, Odometer, Part, Step
 from headrace.scheduler.policy import SchedulerListener
 from headrace.scheduler.waits import Waits
 
@@ -25,6 +25,11 @@ MAX_FINISHED: Final = 512
 """Finished sequences that are remembered."""
 
 MAX_NEIGHBOURS: Final = 5
+MAX_SPANS_WITH_NEIGHBOURS: Final = 6
+"""The longest spans of a life are told with those that were beside it."""
+
+MAX_TOLD: Final = 16
+"""Sequences in an answer, the latest; several requests may have the same id one after another."""
 
 
 class Timelines(Protocol):
@@ -47,6 +52,13 @@ class NoTimelines:
 
     def preempted_s(self, seq_id: int) -> float:
         return 0.0
+
+
+class Work(NamedTuple):
+    """Tokens computed for one life."""
+
+    life: Life
+    part: Part
 
 
 class TimelineRecorder(SchedulerListener):
@@ -128,10 +140,15 @@ class TimelineRecorder(SchedulerListener):
     # -- what is asked ------------------------------------------------------------------------------
 
     def find(self, request_id: str) -> list[SequenceTimeline]:
-        """See ``Timelines.find``. Costs a look at every sequence that is remembered, for each span of the answer."""
-        found = [life for life in self._remembered() if _is_named(life.request_id, request_id)]
+        """See ``Timelines.find``. Costs a few milliseconds for each sequence of the answer, between two steps."""
+        remembered = [*self._finished.values(), *self._live.values()]
+        found = [life for life in remembered if _is_named(life.request_id, request_id)]
+        if not found:
+            return []
         found.sort(key=lambda life: -life.arrival)
-        return [self._told(life) for life in found]
+        now = self._clock.now()
+        work = [Work(life, part) for life in remembered for part in life.work(now)]
+        return [self._told(life, now, work) for life in found[:MAX_TOLD]]
 
     def preempted_s(self, seq_id: int) -> float:
         life = self._live.get(seq_id) or self._finished.get(seq_id)
@@ -139,39 +156,14 @@ class TimelineRecorder(SchedulerListener):
             return 0.0
         return sum(life.seconds.get(phase.value, 0.0) for phase in (Phase.PREEMPTED, Phase.RECOMPUTE))
 
-    def _remembered(self) -> list[Life]:
-        return [*self._finished.values(), *self._live.values()]
-
-    def _told(self, life: Life) -> SequenceTimeline:
-        spans = tuple(self._with_neighbours(life, span) for span in self._spans(life))
+    def _told(self, life: Life, now: float, work: list[Work]) -> SequenceTimeline:
+        spans = life.spans if life.seq is None else [*life.spans, life.span(now, self._odometer)]
+        longest = sorted(spans, key=lambda span: -span.duration_s)[:MAX_SPANS_WITH_NEIGHBOURS]
+        told = [_with_neighbours(life, span, work) if span in longest else span for span in spans]
         if life.ending is not None:
-            return msgspec.structs.replace(life.ending, spans=spans)
+            return msgspec.structs.replace(life.ending, spans=tuple(told))
         assert life.seq is not None
-        return life.told(life.seq, self._clock.now(), list(spans))
-
-    def _spans(self, life: Life) -> Iterable[Span]:
-        """All spans of a life, the present one included."""
-        return life.spans if life.seq is None else [*life.spans, life.span(self._clock.now(), self._odometer)]
-
-    def _with_neighbours(self, life: Life, span: Span) -> Span:
-        """The span with the requests that most was computed for meanwhile, an estimate where spans overlap in part."""
-        start = life.arrival + span.start_s
-        end = start + span.duration_s
-        shares: dict[str, float] = {}
-        for other in self._remembered():
-            if other.request_id != life.request_id and (other.end is None or other.end > start):
-                name = _name_for(life, other)
-                shares[name] = shares.get(name, 0.0) + self._num_tokens_between(other, start, end)
-        scale = min(1.0, span.num_other_tokens / max(1.0, sum(shares.values())))
-        ranked = sorted(((num * scale, name) for name, num in shares.items() if num * scale >= 1), reverse=True)
-        behind = tuple(Neighbour(name, round(num)) for num, name in ranked[:MAX_NEIGHBOURS])
-        return msgspec.structs.replace(span, behind=behind)
-
-    def _num_tokens_between(self, life: Life, start: float, end: float) -> float:
-        return sum(
-            span.num_tokens * _overlap(life.arrival + span.start_s, span.duration_s, start, end)
-            for span in self._spans(life)
-        )
+        return life.told(life.seq, now, told)
 
     # -- details ------------------------------------------------------------------------------------
 
@@ -236,8 +228,16 @@ def _name_for(life: Life, other: Life | None) -> str:
     return other.request_id if other is not None and other.tenant == life.tenant else ""
 
 
-def _overlap(span_start: float, duration_s: float, start: float, end: float) -> float:
-    """The share of a span that lies in ``[start, end)``."""
-    if duration_s <= 0:
-        return 0.0
-    return max(0.0, min(span_start + duration_s, end) - max(span_start, start)) / duration_s
+def _with_neighbours(life: Life, span: Span, work: list[Work]) -> Span:
+    """The span with the requests that most was computed for meanwhile, an estimate where spans overlap in part."""
+    start = life.arrival + span.start_s
+    end = start + span.duration_s
+    shares: dict[str, float] = {}
+    for other, part in work:
+        if part.start < end and part.end > start and other.request_id != life.request_id:
+            name = _name_for(life, other)
+            shares[name] = shares.get(name, 0.0) + part.num_tokens_between(start, end)
+    scale = min(1.0, span.num_other_tokens / max(1.0, sum(shares.values())))
+    ranked = sorted(((num * scale, name) for name, num in shares.items() if num * scale >= 1), reverse=True)
+    behind = tuple(Neighbour(name, round(num)) for num, name in ranked[:MAX_NEIGHBOURS])
+    return msgspec.structs.replace(span, behind=behind)

@@ -49,6 +49,18 @@ class Step(NamedTuple):
     chunk_tenant: str = ""
 
 
+class Part(NamedTuple):
+    """Some tokens of a life and when they were computed, about evenly over that time."""
+
+    start: float
+    end: float
+    num_tokens: int
+
+    def num_tokens_between(self, start: float, end: float) -> float:
+        duration_s = self.end - self.start
+        return self.num_tokens * (min(self.end, end) - max(self.start, start)) / duration_s if duration_s > 0 else 0.0
+
+
 class Odometer:
     """Counts of what the engine does that only grow, and its latest steps."""
 
@@ -163,6 +175,17 @@ class Life:
             caused_by=self.caused_by,
             num_kept_tokens=self.num_kept_tokens,
         )
+
+    def work(self, now: float) -> list[Part]:
+        """What was computed for it so far, span by span."""
+        parts = [
+            Part(start := self.arrival + span.start_s, start + span.duration_s, span.num_tokens)
+            for span in self.spans
+            if span.num_tokens
+        ]
+        if self.seq is not None and (num_tokens := self._num_own_tokens()):
+            parts.append(Part(self.since, now, num_tokens))
+        return parts
 
     def told(self, seq: Sequence, now: float, spans: list[Span]) -> SequenceTimeline:
         """The life as it is told, with ``spans``."""
