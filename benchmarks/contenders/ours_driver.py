@@ -144,7 +144,8 @@ def main(argv: list[str]) -> int:
     values = json.loads(fields)
     scenario = Scenario(**(values | {"kind": Kind(values["kind"])}))
     length = max(scenario.prompt, scenario.depth, WARM_UP_TOKENS[0]) + scenario.output + NUM_SPARE_TOKENS
-    config = EngineConfig(model=model, threads=int(threads), max_model_len=length)
+    # writing the cache of packed weights would take memory's time from what is measured
+    config = EngineConfig(model=model, threads=int(threads), max_model_len=length, compile_cache=False)
     engine, facts = build(config, kernels)
     values = Measurer(engine, engine.info.vocab_size).measure(scenario)
     engine.close()
