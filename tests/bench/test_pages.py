@@ -86,6 +86,7 @@ def test_a_page_needs_nothing_but_itself(count: int) -> None:
     assert "tiny <b>" not in text
     assert "tiny &lt;b&gt;" in text
     assert text.count("<svg") == (5 if count == 1 else 5 + count)
+    assert ("Side by side" in text) == (count > 1)
 
 
 def test_a_report_survives_its_file() -> None:

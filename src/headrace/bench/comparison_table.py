@@ -48,13 +48,15 @@ def server_rows(reports: Sequence[ServingReport], threshold: float) -> list[list
 
 def render_servers(reports: Sequence[ServingReport], threshold: float) -> str:
     """The table, and how to read it."""
-    lines = aligned(server_rows(reports, threshold))
-    first = reports[0].server.name
-    note = (
-        f"means over {len(reports[0].runs)} interleaved rounds; in brackets the ratio to {first}, "
+    return "\n".join([*aligned(server_rows(reports, threshold)), "", reading_note(reports, threshold)])
+
+
+def reading_note(reports: Sequence[ServingReport], threshold: float) -> str:
+    """What the cells of ``server_rows`` mean."""
+    return (
+        f"means over {len(reports[0].runs)} interleaved rounds; in brackets the ratio to {reports[0].server.name}, "
         f"+ better, ! worse, ? beyond {100 * threshold:g} % but not beyond chance"
     )
-    return "\n".join([*lines, "", note])
 
 
 def render_figures(name: str, figures: Mapping[str, Figure]) -> str:

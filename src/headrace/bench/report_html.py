@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace.bench.charts import Axis, Series, bar_chart, line_chart
+from headrace.bench.comparison import DEFAULT_THRESHOLD
+from headrace.bench.comparison_table import reading_note, server_rows
 from headrace.bench.report import ServingReport
 from headrace.bench.report_table import figure_rows, group_rows, latency_rows, turn_rows, warnings
 from headrace.bench.statistics import PERCENTILES, Spread
@@ -22,12 +24,18 @@ DEFINITIONS = (
 )
 
 
-def render_page(reports: Sequence[ServingReport]) -> str:
-    """One server's report, or several side by side: a picture has a line for each."""
+def render_page(reports: Sequence[ServingReport], threshold: float = DEFAULT_THRESHOLD) -> str:
+    """One server's report, or several side by side: a picture has a line for each, and a table a column.
+
+    ``threshold`` is the change that counts as one.
+    """
     title = "Serving benchmark" if len(reports) == 1 else "Serving benchmark, compared"
     body = [title_heading(title), _head(reports)]
     for report in reports:
         body += [f'<p class="warning">{_escaped(report, text, reports)}</p>' for text in warnings(report)]
+    if len(reports) > 1:
+        body += [heading("Side by side"), table(server_rows(reports, threshold))]
+        body.append(paragraph(reading_note(reports, threshold)))
     body += ['<div class="charts">', *_charts(reports), "</div>"]
     for report in reports:
         name = f" of {report.server.name}" if len(reports) > 1 else ""

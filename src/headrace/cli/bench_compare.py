@@ -100,7 +100,7 @@ def _compare_servers(arguments: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         reports = run_interleaved(_jobs(arguments, stack), terminal_progress())
     if arguments.html is not None:
-        write_text(arguments.html, render_page(reports), "--html")
+        write_text(arguments.html, render_page(reports, arguments.threshold), "--html")
     if arguments.json:
         comparisons = comparisons_with_first(reports, arguments.threshold)
         write_json({"reports": reports, "comparisons": comparisons}, arguments.json)
