@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 DEPENDENCIES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -path csrc/tests -prune -o -type f -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check format test simulations native-test native-sanitize bench docs stubs simulate torture soak audit clean
+.PHONY: help install serve check format test simulations native-test native-sanitize bench docs stubs simulate torture clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
