@@ -57,6 +57,12 @@ def _bench(argv: Sequence[str]) -> int:
     return bench.main(argv)
 
 
+def _grammar(argv: Sequence[str]) -> int:
+    from headrace.cli import grammar
+
+    return grammar.main(argv)
+
+
 def _schema(argv: Sequence[str]) -> int:
     from headrace.cli import schema
 
@@ -115,6 +121,7 @@ VERBS = (
     Verb("models", "list, fetch, show and remove models", _models),
     Verb("compile", "pack, tune and check a model into a folder that starts fast", _compile),
     Verb("bench", "measure servers and engines, and compare what was measured", _bench),
+    Verb("grammar", "explain a grammar as an automaton", _grammar),
     Verb("schema", "check what of a JSON schema is enforced", _schema),
     Verb("why", "say where the time of a request went", _why),
     Verb("simulate", "play a trace to the scheduler on a virtual clock", _simulate),
