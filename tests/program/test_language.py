@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+import pydantic
 import pytest
 
 from headrace import program as sgl
@@ -257,6 +259,37 @@ def test_an_answer_of_a_class_is_read_as_one(runtime: Runtime, backend: PaperBac
     assert state["verdict"] == Verdict(3, "short")
     assert state.ret_value == 4
     assert '"grade"' in str(backend.calls[0][1].form.json_schema)
+
+
+class StructVerdict(msgspec.Struct):
+    grade: int
+
+
+class ModelVerdict(pydantic.BaseModel):
+    grade: int
+
+
+@pytest.mark.parametrize("kind", [StructVerdict, ModelVerdict])
+def test_structs_and_pydantic_models_are_read_too(runtime: Runtime, backend: PaperBackend, kind: type) -> None:
+    backend.answer = lambda document: '{"grade": 3}'
+
+    @function
+    def program(s):
+        s += "Judge: " + gen("verdict", dtype=kind)
+
+    assert program.run(backend=runtime)["verdict"] == kind(grade=3)
+    backend.answer = lambda document: '{"grade": "high"}'
+    with pytest.raises(ProgramError, match=f"is not a {kind.__name__}"):
+        program.run(backend=runtime)["verdict"]
+
+
+def test_a_branch_of_a_fork_cannot_be_replaced(runtime: Runtime) -> None:
+    @function
+    def program(s):
+        s.fork(2)[0] = s
+
+    with pytest.raises(ProgramError, match="can be appended to, not replaced"):
+        program.run(backend=runtime)
 
 
 @pytest.mark.parametrize(

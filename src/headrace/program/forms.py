@@ -78,5 +78,5 @@ def as_kind(value: object, kind: Any) -> object:
         if is_pydantic(kind):
             return kind.model_validate(value)
         return msgspec.convert(value, kind)
-    except ValueError as error:
+    except (ValueError, msgspec.ValidationError) as error:
         raise InvalidRequest(f"the generated value is not a {kind.__name__}: {error}") from error

@@ -159,7 +159,12 @@ class ProgramState:
 
     def _typed(self, name: str, value: object) -> object:
         kind = self._kinds.get(name)
-        return value if kind is None or isinstance(value, Placeholder) else as_kind(value, kind)
+        if kind is None or isinstance(value, Placeholder):
+            return value
+        try:
+            return as_kind(value, kind)
+        except InvalidRequest as error:
+            raise ProgramError(error.message, caller_place(), {name: value}) from error
 
 
 class ProgramStateGroup:
@@ -190,7 +195,8 @@ class ProgramStateGroup:
 
     def __setitem__(self, index: int, state: ProgramState) -> None:
         """So that ``forks[i] += ...`` may be written."""
-        assert state is self.states[index]
+        if state is not self.states[index]:
+            raise ProgramError("a branch of a fork can be appended to, not replaced", caller_place())
 
     def __iter__(self) -> Iterator[ProgramState]:
         return iter(self.states)
