@@ -68,6 +68,10 @@ def test_json_to_stdout_is_all_there_is(trace: Path, capsys: pytest.CaptureFixtu
         (["--trace", "TRACE", "--model", "llama-70b", "--loads", "1,x"], "load is 'x' but must be a number"),
         (["--trace", "TRACE", "--model", "llama-70b", "--load", "0"], "load is '0' but must be a number from 0.001"),
         (
+            ["--trace", "TRACE", "--model", "llama-70b", "--load", "1", "--loads", "2"],
+            "give one of them",
+        ),
+        (
             ["--trace", "TRACE,shore=1", "--model", "llama-70b"],
             "trace option 'shore=1' is not known; did you mean share",
         ),

@@ -127,6 +127,8 @@ def test_a_real_engine_is_measured_and_then_simulated(
     trace.write_text('{"arrival_s":0,"input_tokens":60,"output_tokens":5}\n')
     assert main(["simulate", "--trace", str(trace), "--device", f"cpu:{profile}", "--policy", "fcfs"]) == 0
     assert "interactive" in capsys.readouterr().out
+    assert main(["simulate", "--trace", str(trace), "--device", f"cpu:{profile}", "--model", "llama-8b"]) == 2
+    assert "leave --model out" in capsys.readouterr().err
 
 
 def test_calibrate_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,9 @@ def main(argv: Sequence[str]) -> int:
         enable_prefix_caching=not arguments.no_prefix_caching,
     )
     policies = [parse_policy(text) for text in arguments.policy or ["slo"]]
-    loads = parse_loads(arguments.loads if arguments.loads is not None else arguments.load)
+    if arguments.load is not None and arguments.loads is not None:
+        raise ConfigError(f"--load is {arguments.load} and --loads {arguments.loads}; give one of them", "loads")
+    loads = parse_loads(arguments.loads or arguments.load or "1")
     reports = []
     for policy in policies:
         for load in loads:
@@ -85,7 +87,7 @@ def _parser() -> Parser:
         help="slo, fcfs, priority or vllm; fcfs:512 sets the most tokens of a step; may be repeated (default: slo)",
     )
     load = parser.add_argument_group("load")
-    load.add_argument("--load", default="1", metavar="X", help="multiply the traces' rates (default: 1)")
+    load.add_argument("--load", metavar="X", help="multiply the traces' rates (default: 1)")
     load.add_argument("--loads", metavar="X,Y", help="several loads, one run each")
     load.add_argument("--duration", type=_seconds, default=math.inf, metavar="S", help="seconds in which requests come")
     load.add_argument("--seed", type=_whole(0), default=0, metavar="N", help="of what is drawn (default: 0)")

@@ -121,6 +121,8 @@ def parse_hardware(model: str | None, device: str) -> Hardware:
     """
     if device.startswith(CPU_PREFIX):
         profile = read_profile(Path(device.removeprefix(CPU_PREFIX)))
+        if model is not None:
+            raise ConfigError(f"{device} was measured with {profile.model}; leave --model out", "model")
         return Hardware(
             step_time=ProfiledStepTime(profile),
             num_kv_tokens=profile.num_kv_tokens,
