@@ -16,8 +16,8 @@ from headrace.engine.constraints import NoGrammars
 from headrace.grammar.builder import build_matcher
 from headrace.grammar.compiler import compile_constraint
 from headrace.grammar.limits import GrammarLimits
-from headrace.grammar.masks import MaskFiller, MaskRows
-from headrace.grammar.service import Grammar
+from headrace.grammar.masks import FillingMask, MaskFiller, MaskRows
+from headrace.grammar.service import CompileCounts, Grammar
 from headrace.grammar.vocabulary import VocabularyTable, library_tokenizer
 from tests.engine.house import EOS, TOKEN_BYTES, VOCAB_SIZE, ByteTexts, House, joined
 from tests.fakes import ContentExecutor, make_request
@@ -39,7 +39,9 @@ class HeldGrammars:
         self.waiting.append((constraint, future))
         return future
 
-    def start_mask(self, rows: MaskRows) -> PendingMask:
+    compiled = CompileCounts(num_compiled=1)
+
+    def start_mask(self, rows: MaskRows) -> FillingMask:
         return self._filler.start(rows)
 
     def close(self) -> None:
@@ -212,6 +214,18 @@ def test_a_failed_step_lets_go_of_its_mask() -> None:
     grammars.release()
     (output,) = house.run()
     assert output.finish_reason is FinishReason.ERROR
+
+
+def test_what_constraints_take_is_counted() -> None:
+    grammars = HeldGrammars(64)
+    house = house_with(grammars)
+    house.engine.submit(constrained("ABCD"))
+    grammars.release()
+    house.run()
+    use = house.engine.stats().grammars
+    assert (use.num_compiled, use.num_forced_tokens) == (1, 3)
+    assert use.mask_s > 0
+    assert use.mask_wait_s >= 0
 
 
 def test_an_engine_without_a_vocabulary_refuses_constraints() -> None:

@@ -164,6 +164,22 @@ def test_constrained_and_free_requests_share_steps(server: RunningServer) -> Non
     eventually(lambda: metric(server, "headrace_num_requests_running") == 0)
 
 
+def test_grammars_are_measured(server: RunningServer) -> None:
+    names = (
+        "grammars_compiled",
+        "grammar_cache_hits",
+        "grammar_compile_seconds",
+        "token_mask_seconds",
+        "forced_tokens",
+    )
+    before = {name: metric(server, f"headrace_{name}_total") for name in names}
+    for _ in range(2):
+        answers(server, structured_outputs={"regex": "measured (a|b)"})
+    eventually(lambda: metric(server, "headrace_grammar_cache_hits_total") == before["grammar_cache_hits"] + 1)
+    assert metric(server, "headrace_grammars_compiled_total") == before["grammars_compiled"] + 1
+    assert all(metric(server, f"headrace_{name}_total") > before[name] for name in names)
+
+
 def test_the_answer_does_not_depend_on_company(server: RunningServer) -> None:
     alone = answers(server, seed=9, structured_outputs={"json": PERSON})[0]
     with_others = answers(server, seed=9, n=4, structured_outputs={"json": PERSON})

@@ -57,6 +57,20 @@ class TierUse(msgspec.Struct, frozen=True, array_like=True):
     num_failed: int
 
 
+class GrammarUse(msgspec.Struct, frozen=True, array_like=True):
+    """What constraints have taken so far: grammars compiled or found in the cache, masks filled, tokens forced.
+
+    Seconds are added up. ``mask_wait_s`` is the part of the masks' time that steps had to wait for.
+    """
+
+    num_compiled: int = 0
+    num_cached: int = 0
+    num_forced_tokens: int = 0
+    compile_s: float = 0.0
+    mask_s: float = 0.0
+    mask_wait_s: float = 0.0
+
+
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
     """The engine's state after a step, with counters that only grow since the engine started.
 
@@ -83,6 +97,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     step_cost_error: float = 0.0
     num_waiting_by_reason: dict[str, int] = {}
     waited_s: dict[str, float] = {}
+    grammars: GrammarUse = GrammarUse()
 
 
 class EngineClient(Protocol):

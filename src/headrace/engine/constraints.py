@@ -14,14 +14,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
+from headrace.core.client import GrammarUse
 from headrace.core.constraint import Constraint
 from headrace.core.errors import HeadraceError, InvalidRequest
 from headrace.core.request import Request
 from headrace.core.sequence import Sequence
 from headrace.core.step import PendingMask, StepPlan
-from headrace.grammar.masks import MaskRows
+from headrace.grammar.masks import FillingMask, MaskRows
 from headrace.grammar.matcher import GrammarMatcher
-from headrace.grammar.service import Grammar
+from headrace.grammar.service import CompileCounts, Grammar
 
 
 class GrammarSource(Protocol):
@@ -29,7 +30,10 @@ class GrammarSource(Protocol):
 
     def compile(self, constraint: Constraint) -> Future[Grammar]: ...
 
-    def start_mask(self, rows: MaskRows) -> PendingMask: ...
+    def start_mask(self, rows: MaskRows) -> FillingMask: ...
+
+    @property
+    def compiled(self) -> CompileCounts: ...
 
     @property
     def max_forced_tokens(self) -> int:
@@ -43,6 +47,7 @@ class NoGrammars:
     """The source of an engine without a vocabulary: no constraint can be followed."""
 
     max_forced_tokens = 0
+    compiled = CompileCounts()
 
     def compile(self, constraint: Constraint) -> NoReturn:
         raise InvalidRequest("this engine follows no constraints; leave it out", constraint.param)
@@ -106,7 +111,10 @@ class Constraints:
         self._eos_token_ids = eos_token_ids
         self._waiting: dict[str, WaitingRequest] = {}
         self._followers: dict[int, _Follower] = {}
-        self._mask: PendingMask | None = None
+        self._mask: FillingMask | None = None
+        self._num_forced_tokens = 0
+        self._mask_s = 0.0
+        self._mask_wait_s = 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -158,10 +166,25 @@ class Constraints:
         self._mask = self._grammars.start_mask(MaskRows(len(sampling), matchers)) if matchers else None
         return self._mask
 
-    def abandon_mask(self) -> None:
-        """The step failed: its matchers may be let go once nobody works on them any more."""
-        if self._mask is not None:
-            self._mask.wait()
+    def settle_mask(self) -> None:
+        """The step is over, or has failed: nobody works on its matchers any more once this returns."""
+        mask, self._mask = self._mask, None
+        if mask is not None:
+            mask.wait()
+            self._mask_s += mask.fill_s
+            self._mask_wait_s += mask.waited_s
+
+    def use(self) -> GrammarUse:
+        """What constraints have taken so far."""
+        compiled = self._grammars.compiled
+        return GrammarUse(
+            num_compiled=compiled.num_compiled,
+            num_cached=compiled.num_cached,
+            num_forced_tokens=self._num_forced_tokens,
+            compile_s=compiled.compile_s,
+            mask_s=self._mask_s,
+            mask_wait_s=self._mask_wait_s,
+        )
 
     def advance(self, seq: Sequence, token_id: int) -> Progress:
         """Move a sequence's grammar by a sampled token; unconstrained sequences are never the worse for it."""
@@ -173,6 +196,7 @@ class Constraints:
             return Progress(failure=matcher.failure or f"token {token_id} does not fit the grammar")
         forced = matcher.forced_tokens()[: follower.max_forced_tokens] if follower.max_forced_tokens else []
         matcher.accept_all(forced)
+        self._num_forced_tokens += len(forced)
         return Progress(matcher.must_end, forced_token_ids=forced)
 
     def close(self) -> None:

@@ -178,7 +178,7 @@ class Engine:
         return outputs
 
     def stats(self) -> StepStats:
-        return step_stats(self._scheduler, self._kv, self._last_step, self._constraints.num_waiting)
+        return step_stats(self._scheduler, self._kv, self._last_step, self._constraints)
 
     def close(self) -> None:
         self.idle.close()
@@ -240,9 +240,10 @@ class Engine:
         try:
             result = self._executor.execute(plan, self._constraints.start_mask(plan))
         except Exception as error:
-            self._constraints.abandon_mask()
+            self._constraints.settle_mask()
             lost, message = self._failures.judge(plan, error)
             return self._scheduler.fail_step(lost, message)
+        self._constraints.settle_mask()
         self._failures.note_success()
         self._last_step = (plan.num_tokens, plan.num_samples, result.elapsed_s)
         return self._scheduler.update(plan, result, self._clock.now())

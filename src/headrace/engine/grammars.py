@@ -7,10 +7,9 @@ from concurrent.futures import Future
 
 from headrace.core.constraint import Constraint
 from headrace.core.errors import InvalidRequest
-from headrace.core.step import PendingMask
 from headrace.engine.tokenizer import Tokenizer
-from headrace.grammar.masks import MaskFiller, MaskRows
-from headrace.grammar.service import Grammar, GrammarService
+from headrace.grammar.masks import FillingMask, MaskFiller, MaskRows
+from headrace.grammar.service import CompileCounts, Grammar, GrammarService
 from headrace.grammar.vocabulary import VocabularyTable
 
 
@@ -46,7 +45,11 @@ class TokenizerGrammars:
             self._service = GrammarService(table, self._tokenizer.encode_text)
         return self._service.compile(constraint)
 
-    def start_mask(self, rows: MaskRows) -> PendingMask:
+    @property
+    def compiled(self) -> CompileCounts:
+        return CompileCounts() if self._service is None else self._service.counts
+
+    def start_mask(self, rows: MaskRows) -> FillingMask:
         if self._filler is None:
             self._filler = MaskFiller(self._vocab_size, self._num_threads)
         return self._filler.start(rows)

@@ -52,6 +52,7 @@ class MetricFamilies:
         self.descriptions: list[MetricDescription] = []
         self._define_engine_state()
         self._define_counters()
+        self._define_grammars()
         self._define_latencies()
         self._define_sizes()
         self._define_http()
@@ -116,6 +117,18 @@ class MetricFamilies:
         self.resumed = self._counter("requests_resumed", "Times a request carried on in the engine after its own")
         self.quarantined = self._counter("requests_quarantined", "Requests ended because the engine died of them twice")
         self.restarts = self._counter("engine_restarts", "Times the engine process was started again")
+
+    def _define_grammars(self) -> None:
+        self.grammars_compiled = self._counter("grammars_compiled", "Constraints compiled into grammars")
+        self.grammars_cached = self._counter("grammar_cache_hits", "Constraints whose grammar was known already")
+        self.grammar_compile_s = self._counter(
+            "grammar_compile_seconds", "Time spent compiling constraints, in seconds"
+        )
+        self.mask_s = self._counter(
+            "token_mask_seconds", "Time spent filling token masks, beside the steps, in seconds"
+        )
+        self.mask_wait_s = self._counter("token_mask_wait_seconds", "Time steps waited for token masks, in seconds")
+        self.forced_tokens = self._counter("forced_tokens", "Tokens a grammar forced, each a step saved")
 
     def _define_latencies(self) -> None:
         self.ttft = self._histogram(

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from headrace.core.client import EngineInfo, StepStats
+from headrace.core.client import EngineInfo, GrammarUse, StepStats
 from headrace.core.errors import DeadlineExceeded, EngineDead, HeadraceError, InvalidRequest, Overloaded, ShuttingDown
 from headrace.core.request import FinishReason, OutputError, Request, RequestOutput, RequestTimes
 from headrace.engine.goodput import Goodput, RequestVerdict
@@ -132,6 +132,7 @@ class Metrics:
         _add(families.prefix_restored, stats.prefix_restored_tokens - last.prefix_restored_tokens)
         observe_waits(families, stats, last)
         observe_tiers(families, stats.tiers, last.tiers)
+        _observe_grammars(families, stats.grammars, last.grammars)
         self._last = stats
 
     def observe_event_loop_lag(self, lag_s: float) -> None:
@@ -277,7 +278,16 @@ class _BoundedChildren:
         return child
 
 
-def _add(counter: Counter, growth: int) -> None:
+def _observe_grammars(families: MetricFamilies, use: GrammarUse, last: GrammarUse) -> None:
+    _add(families.grammars_compiled, use.num_compiled - last.num_compiled)
+    _add(families.grammars_cached, use.num_cached - last.num_cached)
+    _add(families.grammar_compile_s, use.compile_s - last.compile_s)
+    _add(families.mask_s, use.mask_s - last.mask_s)
+    _add(families.mask_wait_s, use.mask_wait_s - last.mask_wait_s)
+    _add(families.forced_tokens, use.num_forced_tokens - last.num_forced_tokens)
+
+
+def _add(counter: Counter, growth: float) -> None:
     if growth > 0:
         counter.inc(growth)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from headrace.cache.kv_cache import KVCacheManager
 from headrace.core.client import StepStats
+from headrace.engine.constraints import Constraints
 from headrace.scheduler.scheduler import Scheduler
 
 
 def step_stats(
-    scheduler: Scheduler, kv: KVCacheManager, last_step: tuple[int, int, float], num_without_grammar: int
+    scheduler: Scheduler, kv: KVCacheManager, last_step: tuple[int, int, float], constraints: Constraints
 ) -> StepStats:
-    """``last_step`` are its tokens, its samples and its seconds; ``num_without_grammar`` wait for theirs."""
+    """``last_step`` are its tokens, its samples and its seconds."""
+    num_without_grammar = constraints.num_waiting
     meters = scheduler.meters
     num_tokens, num_samples, elapsed_s = last_step
     return StepStats(
@@ -31,6 +33,7 @@ def step_stats(
         num_waiting_by_reason=meters.waits.num_waiting
         | ({"grammar": num_without_grammar} if num_without_grammar else {}),
         waited_s=dict(meters.waits.waited_s),
+        grammars=constraints.use(),
         prefix_restored_tokens=kv.stats.restored_tokens,
         tiers=None if kv.tiers.is_off else kv.tiers.use(),
     )

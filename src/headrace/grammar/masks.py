@@ -35,7 +35,7 @@ class FillingMask:
         """The finished mask. ``waited_s`` is how long the step had to wait, ``fill_s`` how long the work took."""
         started = time.perf_counter()
         mask, self.fill_s = self._future.result()
-        self.waited_s = time.perf_counter() - started
+        self.waited_s += time.perf_counter() - started
         return mask
 
 

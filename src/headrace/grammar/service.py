@@ -33,6 +33,15 @@ NUM_WORKERS = 2
 """A second worker is started when the first is busy, so that one slow constraint does not hold up the next."""
 
 
+@dataclass(frozen=True, slots=True)
+class CompileCounts:
+    """Grammars compiled, those asked for that were known or on their way, and seconds spent compiling."""
+
+    num_compiled: int = 0
+    num_cached: int = 0
+    compile_s: float = 0.0
+
+
 class Grammar:
     """A compiled constraint, from which any number of sequences start.
 
@@ -84,6 +93,8 @@ class GrammarService:
         self._lock = threading.Lock()
         self._tokenizer_lock = threading.Lock()  # held for longer, and never by those who ask
         self.num_hits = 0
+        self._num_compiled = 0
+        self._compile_s = 0.0
 
     def compile(self, constraint: Constraint) -> Future[Grammar]:
         """The grammar of a constraint. The future may raise ``InvalidRequest`` or ``RequestFailed``."""
@@ -101,6 +112,10 @@ class GrammarService:
             if self._num_idle == 0 and len(self._threads) < NUM_WORKERS:
                 self._start_thread()
             return result
+
+    @property
+    def counts(self) -> CompileCounts:
+        return CompileCounts(self._num_compiled, self.num_hits, self._compile_s)
 
     def close(self) -> None:
         """End the workers; compilations that have not ended fail."""
@@ -148,6 +163,8 @@ class GrammarService:
             job.result.set_exception(error)
             return
         with self._lock:
+            self._num_compiled += 1
+            self._compile_s += grammar.compile_s
             self._cache.settle(job.constraint, grammar.num_bytes)
         job.result.set_result(grammar)
 
