@@ -1,8 +1,8 @@
 """The same requests played to a real engine and to the simulator of it.
 
-First the engine's steps are measured as by ``headrace simulate calibrate``. Then the first requests of a trace, made
-shorter, arrive at a rate that keeps the engine busy for ``--busy`` of the time, once for real and once simulated, and
-TTFT, TPOT and end-to-end times are compared.
+The first requests of a trace, made shorter, arrive at a rate that keeps the engine busy for ``--busy`` of the time, once
+for real and once simulated, and TTFT, TPOT and end-to-end times are compared. The engine's steps are measured as by
+``headrace simulate calibrate``, before and after.
 
     python benchmarks/sim_vs_real.py                        the default model
     python benchmarks/sim_vs_real.py --model DIR --threads 1 --clock cpu --json out.json
@@ -33,7 +33,7 @@ from headrace.core.sampling import SamplingParams
 from headrace.engine.engine import Engine
 from headrace.engine.factory import build_engine
 from headrace.scheduler.build import BatchLimits
-from headrace.sim.calibration import Calibration
+from headrace.sim.calibration import NUM_ROUNDS, Calibration
 from headrace.sim.cpu_profile import CpuProfile, ProfiledStepTime
 from headrace.sim.record import RequestRecord
 from headrace.sim.simulator import Replica, Simulator
@@ -206,15 +206,18 @@ def main(argv: list[str] | None = None) -> int:
     )
     engine = build_engine(config, NullProgress())
     calibration = Calibration(engine, CLOCKS[arguments.clock]())
-    for _ in calibration.rounds():
-        pass
+    calibration.warm_up()
+    for _ in range(NUM_ROUNDS):
+        calibration.measure_round()
     profile = calibration.profile("this machine")
     requests = trace_requests(arguments.requests, arguments.shrink, engine.info.max_model_len)
     load = load_for(requests, profile, arguments.busy)
     requests = at_load(requests, load)
     real = play(engine, CLOCKS[arguments.clock](), requests)
+    for _ in range(NUM_ROUNDS):  # before and after, as a machine others use is not the same for long
+        calibration.measure_round()
     engine.close()
-    simulator = simulate(requests, profile)
+    simulator = simulate(requests, calibration.profile("this machine"))
     rows = compare(real, simulator.records)
     print(f"{len(requests)} requests in {simulator.clock.now():.1f} s, {arguments.clock} time")
     print(f"{'':<10}{'real':>12}{'simulated':>12}{'error':>9}")

@@ -37,7 +37,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         calibration = Calibration(engine, WallClock())
         progress.start("measuring", NUM_ROUNDS + 1, "items")
-        for _ in calibration.rounds():
+        calibration.warm_up()
+        progress.advance(1)
+        for _ in range(NUM_ROUNDS):
+            calibration.measure_round()
             progress.advance(1)
         progress.finish()
         cpu = read_cpu()

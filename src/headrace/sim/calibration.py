@@ -10,7 +10,6 @@ import itertools
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headrace.core.clock import Clock
@@ -67,13 +66,25 @@ class Calibration:
         self._sizes = _Sizes.of(engine)
         self._times = _Times()
 
-    def rounds(self) -> Iterator[int]:
-        """Measure, one round at a time; the first warms caches up and is thrown away."""
-        for number in range(NUM_ROUNDS + 1):
-            self._measure_round()
-            if number == 0:
-                self._times = _Times()
-            yield number
+    def warm_up(self) -> None:
+        """Measure one round and throw it away: the first steps fill caches and fault memory in."""
+        self.measure_round()
+        self._times = _Times()
+
+    def measure_round(self) -> None:
+        """Measure everything once more; ``NUM_ROUNDS`` are enough on a machine with nothing else to do."""
+        sizes, times = self._sizes, self._times
+        for length in sizes.prompts:
+            self._submit(length, 2)
+            times.prompts[length].append(self._timed_step())
+            self._engine.step()  # the end of a request, with what an idle engine does, is not part of a step
+        for batch in sizes.batches:
+            times.batches[batch] += self._decode_times(batch, SHORT_PROMPT)
+        times.long_batch += self._decode_times(self._num_long, self._long_prompt)
+        self._submit(sizes.chunk * sizes.num_chunks + 8, 1)
+        for number in range(sizes.num_chunks):
+            times.chunks[number].append(self._timed_step())
+        self._engine.step()
 
     def profile(self, machine: str) -> CpuProfile:
         """What the rounds so far amount to."""
@@ -91,20 +102,6 @@ class Calibration:
             context_s=context_s,
             pair_s=pair_s,
         )
-
-    def _measure_round(self) -> None:
-        sizes, times = self._sizes, self._times
-        for length in sizes.prompts:
-            self._submit(length, 2)
-            times.prompts[length].append(self._timed_step())
-            self._engine.step()  # the end of a request, with what an idle engine does, is not part of a step
-        for batch in sizes.batches:
-            times.batches[batch] += self._decode_times(batch, SHORT_PROMPT)
-        times.long_batch += self._decode_times(self._num_long, self._long_prompt)
-        self._submit(sizes.chunk * sizes.num_chunks + 8, 1)
-        for number in range(sizes.num_chunks):
-            times.chunks[number].append(self._timed_step())
-        self._engine.step()
 
     @property
     def _num_long(self) -> int:
