@@ -1,8 +1,8 @@
 """The same requests played to a real engine and to the simulator of it.
 
-The first requests of a trace, made shorter, arrive at a rate that keeps the engine busy for ``--busy`` of the time, once
-for real and once simulated, and TTFT, TPOT and end-to-end times are compared. The engine's steps are measured as by
-``headrace simulate calibrate``, before and after.
+The first requests of a trace, made shorter, arrive at a rate that keeps the engine busy for ``--busy`` of the time,
+once for real and once simulated, and TTFT, TPOT and end-to-end times are compared. The engine's steps are measured
+as by ``headrace simulate calibrate``, before and after.
 
     python benchmarks/sim_vs_real.py                        the default model
     python benchmarks/sim_vs_real.py --model DIR --threads 1 --clock cpu --json out.json
