@@ -132,6 +132,14 @@ def test_a_cached_prefix_goes_first_among_the_equally_urgent():
     assert other.status is SequenceStatus.WAITING
 
 
+def test_the_answers_of_one_request_begin_in_order():
+    house = house_of(max_num_seqs=1)
+    request = make_request([3] * 100, max_tokens=2, ignore_eos=True)
+    sequences = [house.add(request, index) for index in range(3)]
+    house.run()
+    assert [seq.first_token_time for seq in sequences] == sorted(seq.first_token_time for seq in sequences)
+
+
 def test_priority_moves_a_request_by_a_second_a_step():
     house = house_of(max_num_seqs=1)
     early = add(house, 20, arrival_time=0.0)

@@ -59,7 +59,8 @@ class Waiter:
         self.due = due
         seq = self.seq
         bucket = math.floor(due / BUCKET_S)
-        self.key = (bucket, -self.num_cached, self.num_uncached, seq.request.order_time, seq.seq_id)
+        num_missing = len(seq.token_ids) - self.num_cached
+        self.key = (bucket, -self.num_cached, num_missing, seq.request.order_time, seq.seq_id)
 
 
 class TenantLane:
@@ -231,9 +232,10 @@ class WaitingLanes:
         return refused
 
     def new_waiter(self, seq: Sequence) -> Waiter:
-        """The place a sequence would get. Later sequences of a request find their prompt in the cache."""
-        num_cached = seq.num_prompt_tokens if seq.index > 0 else self._placement.num_cached_tokens(seq)
-        return Waiter(seq, self._placement.due(seq), num_cached, seq.num_tokens - num_cached, self._lane_of(seq))
+        """The place a sequence would get. Later sequences of a request will find their prompt in the cache."""
+        num_cached = self._placement.num_cached_tokens(seq)
+        num_uncached = seq.num_tokens - num_cached if seq.index == 0 else 1
+        return Waiter(seq, self._placement.due(seq), num_cached, num_uncached, self._lane_of(seq))
 
     def _watch(self, waiter: Waiter) -> None:
         """Look out for its cutoff, if it has one."""

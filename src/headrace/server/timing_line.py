@@ -57,7 +57,7 @@ class TimingLine:
             output = delta.output
             if output.times is not None:
                 self._times[delta.prompt_index, output.index] = output.times
-            if output.index == 0:
+            if output.index == 0 or delta.prompt_index not in self._cached:
                 usage = output.usage
                 self._cached[delta.prompt_index] = (usage.num_cached_tokens, usage.num_prompt_tokens)
 
