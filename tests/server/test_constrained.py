@@ -164,6 +164,25 @@ def test_constrained_and_free_requests_share_steps(server: RunningServer) -> Non
     eventually(lambda: metric(server, "headrace_num_requests_running") == 0)
 
 
+def test_best_effort_answers_carry_a_warning(server: RunningServer) -> None:
+    schema = {
+        "type": "array",
+        "items": {"type": "integer", "maximum": 9, "minimum": 0},
+        "maxItems": 2,
+        "uniqueItems": True,
+    }
+    error = error_of(server.chat(response_format=schema_format(schema, strict=True), max_tokens=20), 400)
+    assert "#/uniqueItems cannot be enforced" in error["message"]
+    body = {"response_format": schema_format(schema, strict=False), "max_tokens": 40}
+    whole = server.chat(**body).json()
+    (warning,) = whole["warnings"]
+    assert warning.startswith("response_format.json_schema.schema: #/uniqueItems is not enforced")
+    assert server.stream_chat(**body).chunks[0]["warnings"] == [warning]
+    lax = {"json": schema, "enforcement": "best_effort"}
+    assert server.complete(structured_outputs=lax, max_tokens=40).json()["warnings"][0].startswith("structured_outputs")
+    assert "warnings" not in server.chat(structured_outputs={"json": PERSON}, max_tokens=4).json()
+
+
 def test_grammars_are_measured(server: RunningServer) -> None:
     names = (
         "grammars_compiled",

@@ -169,7 +169,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ``text`` may lag behind them while a character or a possible stop string is incomplete, and is
     flushed with the last output. ``prompt_logprobs`` has one entry per prompt token computed since the
     last output, ``None`` for the very first. ``stop_reason`` is the stop string or stop token id that
-    ended the sequence. A sequence's last output, and only it, has a ``finish_reason``.
+    ended the sequence. ``warnings`` say what of the request is not done as asked. A sequence's last
+    output, and only it, has a ``finish_reason``.
     """
 
     request_id: str
@@ -183,6 +184,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     stop_reason: str | int | None = None
     times: RequestTimes | None = None
     error: OutputError | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def refused_outputs(request: Request, error: OutputError) -> list[RequestOutput]:

@@ -78,6 +78,13 @@ class WaitingRequest:
         assert error is None or isinstance(error, HeadraceError)
         return error
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of the constraint is left out with the client's consent, once its grammar is there."""
+        constraint = self.request.constraint
+        where = "" if constraint is None else constraint.param
+        return tuple(f"{where}: {each}" for each in self.grammar.result().warnings)
+
 
 @dataclass(frozen=True, slots=True)
 class _Follower:

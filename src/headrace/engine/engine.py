@@ -33,7 +33,7 @@ from headrace.engine.continuation import Continuation, Taken
 from headrace.engine.failed_steps import FailedSteps
 from headrace.engine.idle import IdleWork, NoIdleWork
 from headrace.engine.idle_audit import IdleAudit
-from headrace.engine.sequence_outputs import News, delta_output, last_output
+from headrace.engine.sequence_outputs import News, delta_output, last_output, warning_output
 from headrace.engine.step_stats import step_stats
 from headrace.engine.text_stream import TextStream
 from headrace.engine.timeline import NoTimelines, TimelineRecorder, Timelines
@@ -220,6 +220,8 @@ class Engine:
             if settled.error is None:
                 for seq in settled.sequences:
                     self._scheduler.add(seq)
+                    if settled.warnings:
+                        yield warning_output(seq, settled.warnings)
             else:
                 yield from self._refused(settled.sequences, settled.error)
 

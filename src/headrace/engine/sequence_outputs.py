@@ -38,6 +38,11 @@ def delta_output(seq: Sequence, news: News) -> RequestOutput:
     )
 
 
+def warning_output(seq: Sequence, warnings: tuple[str, ...]) -> RequestOutput:
+    """Word that a sequence is not quite what was asked for, before it begins."""
+    return RequestOutput(request_id=seq.request.request_id, index=seq.index, usage=_usage(seq), warnings=warnings)
+
+
 def last_output(seq: Sequence, news: News, now: float, preempted_s: float) -> RequestOutput:
     """The output of a sequence that has finished, at ``now`` on the engine's clock."""
     update = news.update

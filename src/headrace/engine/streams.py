@@ -45,6 +45,7 @@ def merge_outputs(outputs: list[RequestOutput]) -> RequestOutput:
         stop_reason=last.stop_reason,
         times=next((output.times for output in reversed(outputs) if output.times is not None), None),
         error=last.error,
+        warnings=tuple(chain.from_iterable(output.warnings for output in outputs)),
     )
 
 

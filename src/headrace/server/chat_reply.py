@@ -60,6 +60,7 @@ class ChatReply:
         self._tokens = tokens
         self._prompt_logprobs: list[TokenLogprobs | None] = []
         self._begun: set[int] = set()
+        self._warnings: list[str] = []
         self._answers: dict[int, AnswerParts] = {}
         self._prompt_end = prompt_end(tokens, request.prompt_token_ids)
 
@@ -84,6 +85,7 @@ class ChatReply:
             prompt_logprobs=(
                 prompt_logprobs(self._prompt_logprobs, self._tokens) if options.shows_prompt_logprobs else UNSET
             ),
+            warnings=self._warnings or UNSET,
         )
 
     def _observe(self, deltas: Sequence[Delta]) -> None:
@@ -91,6 +93,7 @@ class ChatReply:
         for delta in deltas:
             if delta.output.index == 0:
                 self._prompt_logprobs.extend(delta.output.prompt_logprobs)
+                self._warnings.extend(delta.output.warnings)
             if delta.output.finish_reason is not None:
                 self.finish_reasons.append(delta.output.finish_reason.value)
 
@@ -170,6 +173,7 @@ class ChatReply:
             choices=choices,
             usage=usage,
             prompt_token_ids=self._prompt_token_ids if shows_prompt and self._options.return_token_ids else UNSET,
+            warnings=(self._warnings if shows_prompt else None) or UNSET,
         )
 
 

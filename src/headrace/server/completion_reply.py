@@ -106,6 +106,7 @@ class CompletionReply:
             for index in range(len(requests) * self._num_choices_per_prompt)
         ]
         self._holding: set[int] = set()
+        self._warnings: dict[str, None] = {}
 
     def events(self, deltas: Sequence[Delta]) -> list[msgspec.Struct]:
         pieces = self._pieces(deltas)
@@ -117,7 +118,12 @@ class CompletionReply:
     def whole(self, deltas: Sequence[Delta]) -> CompletionResponse:
         head, choices = self._head, self._pieces(deltas)
         return CompletionResponse(
-            id=head.id, created=head.created, model=head.model, choices=choices, usage=self.usage.body()
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            usage=self.usage.body(),
+            warnings=list(self._warnings) or UNSET,
         )
 
     def _pieces(self, deltas: Sequence[Delta]) -> list[CompletionChoice]:
@@ -128,6 +134,7 @@ class CompletionReply:
         for delta in deltas:
             if delta.output.index == 0:
                 self._prompts[delta.prompt_index].logprobs.extend(delta.output.prompt_logprobs)
+                self._warnings.update(dict.fromkeys(delta.output.warnings))
             index = delta.prompt_index * self._num_choices_per_prompt + delta.output.index
             self._choices[index].hold(delta.output)
             self._holding.add(index)

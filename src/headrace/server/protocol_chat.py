@@ -164,6 +164,7 @@ class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
     usage: UsageBody
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -196,6 +197,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: UsageBody | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 _TOOLS = "use tools and tool_choice"

@@ -53,6 +53,7 @@ class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: UsageBody
+    warnings: list[str] | UnsetType = UNSET
 
 
 class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
