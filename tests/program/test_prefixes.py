@@ -1,0 +1,78 @@
+"""What programs share is computed once: the cache is hit as often as whole blocks allow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from examples.programs import ARGUMENTS, PROGRAMS
+
+from headrace import program as sgl
+from headrace.core.request import Request, RequestOutput
+from headrace.engine.loop import DrivenEngine
+from headrace.llm.offline import LLM
+from tests.tiny_model import write_tiny_model
+
+BLOCK_SIZE = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_tiny_model(tmp_path_factory.mktemp("prefixes") / "tiny")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    return folder
+
+
+class Ledger:
+    """Every call an engine got, in order, and what the best cache of whole blocks would have had of its prompt."""
+
+    def __init__(self, engine: DrivenEngine) -> None:
+        self._submit, self._step = engine.submit, engine.step
+        self._tokens: dict[str, list[int]] = {}
+        self.ideal = self.prompt = 0
+        engine.submit = self.submit  # type: ignore[method-assign]
+        engine.step = self.step  # type: ignore[method-assign]
+
+    def submit(self, request: Request) -> None:
+        prompt = request.prompt_token_ids
+        found = max((_common(prompt, tokens) for tokens in self._tokens.values()), default=0)
+        sampling = request.sampling
+        reported = sampling.prompt_logprobs_start - 1 if sampling.prompt_logprobs is not None else len(prompt)
+        self.ideal += min(found, len(prompt) - 1, reported) // BLOCK_SIZE * BLOCK_SIZE
+        self.prompt += len(prompt)
+        self._tokens[request.request_id] = list(prompt)
+        self._submit(request)
+
+    def step(self) -> list[RequestOutput]:
+        outputs = self._step()
+        for output in outputs:
+            self._tokens[output.request_id] += output.token_ids
+        return outputs
+
+
+def _common(first: list[int], second: list[int]) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_hits_what_its_calls_have_in_common(folder: Path, name: str) -> None:
+    with LLM(str(folder), max_model_len=2048, kv_cache_bytes="8MiB", threads=1, max_num_seqs=16) as llm:
+        ledger = Ledger(llm._loaded.engine)
+        usage = llm.run(PROGRAMS[name], **ARGUMENTS[name], temperature=0.0).usage
+    assert usage.num_prompt_tokens == ledger.prompt
+    assert abs(usage.num_cached_tokens - ledger.ideal) <= 0.02 * ledger.prompt
+
+
+def test_a_batch_computes_its_constant_text_once(folder: Path) -> None:
+    @sgl.function
+    def program(s, word):
+        s += "The same words for every run of the batch. " * 4 + word + sgl.gen("x", max_tokens=2)
+
+    with LLM(str(folder), max_model_len=2048, kv_cache_bytes="8MiB", threads=1, max_num_seqs=16) as llm:
+        ledger = Ledger(llm._loaded.engine)
+        states = list(program.run_batch([{"word": chr(97 + i)} for i in range(12)], backend=llm.backend))
+        num_cached = sum(state.usage.num_cached_tokens for state in states)
+    assert num_cached == ledger.ideal > 0.8 * ledger.prompt
