@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 DEPENDENCIES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -path csrc/tests -prune -o -type f -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check format test simulations native-test native-sanitize bench docs stubs simulate torture clean
+.PHONY: help install serve check format test simulations native-test native-sanitize bench docs stubs simulate torture soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ simulate: $(VENV)/.installed-test ## live SEEDS (10000) lives of a server with f
 
 torture: $(VENV)/.installed-test ## start and stop a server under load CYCLES (200) times; nothing may be left
 	$(BIN)/python -m tests.torture.cycles --cycles $(or $(CYCLES),200) $(ARGS)
+
+soak: $(VENV)/.installed-test ## mixed load for MINUTES (10), then silence; nothing may be left
+	$(BIN)/python -m tests.torture.soak --minutes $(or $(MINUTES),10) $(ARGS)
 
 docs: install ## write the pages that are generated from code
 	$(BIN)/python -m headrace.core.settings_reference > docs/reference/settings.md
