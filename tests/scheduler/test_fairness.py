@@ -117,7 +117,7 @@ def test_two_tenants_with_work_waiting_stay_within_the_bound(first, second, weig
         house.step()
     add_all("b", second, weights[1])
     largest_prompt = max(num_tokens for num_tokens, _ in first + second) / min(weights)
-    full_batch = max_num_seqs * max(max_tokens for _, max_tokens in first + second) / min(weights)
+    full_batch = max_num_seqs * max(sum(request) for request in first + second) / min(weights)
     bound = 2 * max(largest_prompt, 2 * full_batch)
     gaps = []
     while all(any(s.status.value == "waiting" for s in house.sequences if s.request.tenant == t) for t in "ab"):

@@ -43,9 +43,9 @@ class ServiceCounters:
     ``MAX_REMEMBERED_TENANTS`` idle ones are remembered, so that leaving for a moment wipes no slate clean.
 
     ``quantum`` is the deficit of Cao et al., "Locality-aware Fair Scheduling in LLM Serving" (2025): among tenants
-    no further apart, a cached prefix may decide. It is never more than the costliest prompt there was, so that two
-    tenants with work waiting stay within the bound of the paper above, twice the larger of one prompt and what a
-    full batch generates.
+    that would be no further apart after it, a cached prefix may decide. It is never more than the costliest prompt
+    there was, so that two tenants with work waiting stay within the bound of the paper above, twice the larger of
+    one prompt and two times the tokens of a full batch.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from headrace.core.errors import HeadraceError
 from headrace.core.sequence import Sequence
-from headrace.scheduler.fairness import ServiceCounters
+from headrace.scheduler.fairness import CACHED_TOKEN_COST, ServiceCounters
 
 BUCKET_S: Final = 0.05
 """Tokens due within so much of each other count as equally urgent, which is where locality and fairness have room."""
@@ -53,6 +53,12 @@ class Waiter:
 
     def __post_init__(self) -> None:
         self.place(self.due)
+
+    @property
+    def cost(self) -> float:
+        """What starting it would charge its tenant."""
+        num_found = len(self.seq.token_ids) - self.num_uncached
+        return (self.num_uncached + CACHED_TOKEN_COST * num_found) / self.seq.request.weight
 
     def place(self, due: float) -> None:
         """Set the order key."""
@@ -100,7 +106,7 @@ class TenantLane:
             self._drop_removed()
 
     def head(self) -> Waiter | None:
-        """Who is next: of the tenants that are not ahead of the last by more than a quantum, the first in order."""
+        """Who is next: of the tenants that would stay within a quantum of the last, the first in order."""
         best: Waiter | None = None
         looked_at: list[tuple[float, str]] = []
         limit = math.inf
@@ -117,7 +123,7 @@ class TenantLane:
             limit = min(limit, value + self._counters.quantum)
             if value > limit:
                 break
-            if best is None or waiter.key < best.key:
+            if best is None or (value + waiter.cost <= limit and waiter.key < best.key):
                 best = waiter
         for turn in looked_at:
             heapq.heappush(self._turns, turn)
