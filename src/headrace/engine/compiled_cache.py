@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,7 @@ from headrace.checkpoint.model_cache import cache_folder
 from headrace.core.compiled_files import is_compiled
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError
+from headrace.core.progress import ProgressUnit
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ LEAST_BYTES = 16 << 20
 
 THREAD_NAME = "compiled-cache"
 
-_NICENESS = 10
+_BYTES_PER_S = 100e6
 _KEY_CHARS = 16
 
 
@@ -45,6 +47,23 @@ def compiled_cache(config: EngineConfig) -> CompiledCache:
     """The cache that a config allows for."""
     is_used = config.compile_cache and config.backend != "torch"
     return CompiledCache(cache_folder() / COMPILED_FOLDER if is_used else None)
+
+
+class Unhurried:
+    """Progress that leaves most of the time to others: no more than 100 MB are read or written a second.
+
+    Low priority would not do: a thread that holds the interpreter's lock while it waits for a core makes the engine
+    wait with it.
+    """
+
+    def start(self, label: str, total: int | None, unit: ProgressUnit) -> None:
+        pass
+
+    def advance(self, amount: int) -> None:
+        time.sleep(amount / _BYTES_PER_S)
+
+    def finish(self) -> None:
+        pass
 
 
 class CompiledCache:
@@ -66,7 +85,7 @@ class CompiledCache:
             return open_path(model)
 
     def keep(self, model: Path, dtype: str, write: Callable[[Path], object]) -> threading.Thread | None:
-        """Let ``write`` make the folder of ``model``, on a thread of low priority that does not outlive the process.
+        """Let ``write`` make the folder of ``model``, on a thread that does not outlive the process.
 
         ``write`` raises ``ConfigError`` if it cannot, which is only logged. ``None`` if ``model`` has no folder here:
         nothing is kept, its files cannot be read, or it is itself a folder of this kind.
@@ -85,7 +104,6 @@ class CompiledCache:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, folder: Path, write: Callable[[Path], object]) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             _remove_older(folder)
             write(folder)

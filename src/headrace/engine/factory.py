@@ -26,10 +26,10 @@ from headrace.core.compiled_files import is_compiled
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError
 from headrace.core.model_config import ModelConfig
-from headrace.core.progress import NullProgress, Progress
+from headrace.core.progress import Progress
 from headrace.core.sampling import SamplingParams
 from headrace.core.step import Executor
-from headrace.engine.compiled_cache import LEAST_BYTES, compiled_cache
+from headrace.engine.compiled_cache import LEAST_BYTES, Unhurried, compiled_cache
 from headrace.engine.compiled_folder import Compilation, write_compiled
 from headrace.engine.constraints import GrammarSource
 from headrace.engine.engine import Engine
@@ -220,7 +220,7 @@ def _keep_compiled(
     def write(folder: Path) -> None:
         spec = read_spec(found.path)
         made = Compilation(config.model, config.dtype, checkpoint, spec, packed, program, tuning)
-        write_compiled(folder, made, NullProgress())
+        write_compiled(folder, made, Unhurried())
 
     compiled_cache(config).keep(found.path, config.dtype, write)
 
