@@ -41,8 +41,7 @@ def serve(config: ServeConfig, progress: Progress | None = None) -> int:
     Raises ``ConfigError`` or ``EngineDead`` if the server cannot start; nothing is left behind then.
     """
     _configure_logging(config.log_level)
-    faulthandler.enable()  # a crash in native code says where
-    faulthandler.register(signal.SIGUSR1)  # lets an operator see what a server is doing
+    _show_stacks_on_demand()
     with listen(config) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_until_terminated(_serve(config, sock, progress or NullProgress())))
 
@@ -108,6 +107,13 @@ def _engine_config(config: ServeConfig, path: Path) -> EngineConfig:
     """The part of the settings that the engine process gets: keys and hosts are none of its business."""
     settings = msgspec.structs.asdict(config) | {"model": str(path)}
     return EngineConfig(**{name: settings[name] for name in EngineConfig.__struct_fields__})
+
+
+def _show_stacks_on_demand() -> None:
+    """A crash in native code says where, and SIGUSR1 shows an operator what the server is doing."""
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
+        faulthandler.register(signal.SIGUSR1, sys.__stderr__)
 
 
 def _configure_logging(level: str) -> None:
