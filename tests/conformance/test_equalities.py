@@ -128,9 +128,13 @@ def test_tokens_do_not_depend_on_what_the_cache_already_holds(base_config, alone
     engine.close()
 
 
+CARELESS = {"scheduling_policy": "fcfs"}
+"""A policy that keeps no room for what running sequences will need, so that some are preempted."""
+
+
 def test_tokens_do_not_depend_on_being_preempted(base_config, alone):
     longest = max(len(r.prompt_token_ids) + (r.sampling.max_tokens or 0) for r in requests())
-    small = msgspec.structs.replace(base_config, max_model_len=longest, max_num_batched_tokens=64)
+    small = msgspec.structs.replace(base_config, max_model_len=longest, max_num_batched_tokens=64, **CARELESS)
     block_bytes = _kv_cache_bytes_per_block(small)
     num_blocks = -(-longest // small.block_size) + 3
     engine = build_engine(msgspec.structs.replace(small, kv_cache_bytes=num_blocks * block_bytes), NullProgress())
@@ -149,7 +153,9 @@ SWAPS = {
 @pytest.mark.parametrize("swap", SWAPS)
 def test_tokens_do_not_depend_on_being_swapped(swap, base_config, alone, tmp_path):
     longest = max(len(r.prompt_token_ids) + (r.sampling.max_tokens or 0) for r in requests())
-    small = msgspec.structs.replace(base_config, max_model_len=longest, max_num_batched_tokens=64, **SWAPS[swap])
+    small = msgspec.structs.replace(
+        base_config, max_model_len=longest, max_num_batched_tokens=64, **CARELESS, **SWAPS[swap]
+    )
     if "disk_kv_cache_bytes" in SWAPS[swap]:
         small = msgspec.structs.replace(small, disk_kv_cache=str(tmp_path / "kv"))
     num_blocks = -(-longest // small.block_size) + 3
