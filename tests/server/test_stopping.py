@@ -104,11 +104,17 @@ def test_the_drain_timeout_ends_what_still_runs_with_an_error(folder: Path) -> N
         assert "shutting down" in error["message"]
 
 
+SERVE_AND_SAY_SO = "import sys; from headrace.cli.main import main; print('begun', flush=True); sys.exit(main())"
+"""Interrupting the interpreter before it runs anything of ours is between it and the user."""
+
+
 def test_b09_an_interrupt_at_any_moment_of_the_start_leaves_nothing(folder: Path) -> None:
     """``served`` waits for readiness, so the start is watched here by hand: ten moments, 60 ms apart."""
-    command = [sys.executable, "-m", "headrace.cli.main", "serve", str(folder), "--port", "0", "--threads", "1"]
+    command = [sys.executable, "-c", SERVE_AND_SAY_SO, "serve", str(folder), "--port", "0", "--threads", "1"]
     for moment in range(10):
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"begun\n"
             time.sleep(0.06 * moment)
             below = descendants(child.pid)
             child.send_signal(signal.SIGINT)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from headrace.cli.flags import Parser, add_config_flags, print_config, read_config
+from headrace.cli.interrupts import held_interrupts
 from headrace.core.config import ServeConfig
 
 
@@ -16,7 +17,8 @@ def main(argv: Sequence[str]) -> int:
     config = read_config(ServeConfig, arguments, os.environ)
     if arguments.print_config:
         return print_config(config)
-    from headrace.cli.progress import terminal_progress
-    from headrace.server.run import serve
+    with held_interrupts():
+        from headrace.cli.progress import terminal_progress
+        from headrace.server.run import serve
 
     return serve(config, terminal_progress())
