@@ -4,8 +4,8 @@ Coverage and exactness on a sample of JSONSchemaBench and on the JSON Schema tes
 of compiling and of masks, cold and warm, the share of tokens that compact JSON forces, and hostile inputs through the
 guarded worker. Times are CPU time of one thread, so a busy machine does not change them much.
 
-    python benchmarks/grammar.py --data ../shared/data
-    python benchmarks/grammar.py --data ../shared/data --every 10 --json out.json
+    python benchmarks/grammar.py --data FOLDER
+    python benchmarks/grammar.py --data FOLDER --every 10 --json out.json
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ def read_groups(path: Path, every: int) -> list[dict[str, Any]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help=f"folder with {SAMPLE} and {SUITE}")
+    parser.add_argument("--data", type=Path, required=True, help=f"folder with {SAMPLE} and {SUITE}")
     parser.add_argument("--model", default="smollm2", help="whose tokenizer to use")
     parser.add_argument("--every", type=int, default=1, help="take only every so-manieth schema")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write everything as JSON")

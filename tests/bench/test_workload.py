@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
 from pathlib import Path
@@ -16,10 +17,11 @@ from headrace.bench.traces import read_trace
 from headrace.bench.workload import Session, Turn, is_workload, open_workload, write_workload
 from headrace.bench.workload_options import MixOptions, WorkloadOptions, build_workload
 from headrace.core.errors import ConfigError
-from tests.bench.shared_data import FOLDER, needs_shared_data
 
 TEN = Lengths("uniform", 10, 10)
 WORDS = WordWriter()
+
+TRACES = Path(__file__).parents[2] / "benchmarks" / "traces"
 
 
 def sessions_of(options: WorkloadOptions, writer: WordWriter | IdWriter = WORDS) -> list[Session]:
@@ -218,22 +220,22 @@ def test_traces_of_others_are_read(tmp_path: Path) -> None:
         list(read_trace(azure))
 
 
-@needs_shared_data
-@pytest.mark.parametrize(
-    "name", ["azure2023_conv_h1", "mooncake_conversation_h1", "servegen_r1_20h", "vllm_measured_llama31-8b_rtx4090"]
-)
-def test_recorded_traces_are_replayed_with_their_lengths(name: str) -> None:
-    path = FOLDER / "traces" / f"{name}.jsonl"
+@pytest.mark.parametrize("name", ["azure2023_conv", "mooncake_conv_tenth", "vllm_llama-8b_rtx4090"])
+def test_recorded_traces_are_replayed_with_their_lengths(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.jsonl"
+    path.write_bytes(gzip.decompress((TRACES / f"{name}.jsonl.gz").read_bytes()))
     options = WorkloadOptions(dataset="trace", path=path, num_sessions=40)
     entries = [entry for entry in read_trace(path) if entry.input_tokens][:40]
+    assert len(entries) == 40
     for session, entry in zip(sessions_of(options, IdWriter()), entries, strict=True):
         assert len(session.turns[0].text or "") == entry.input_tokens
         assert session.arrival_s == entry.arrival_s
 
 
-@needs_shared_data
-def test_recorded_schemas_can_be_mixed_in() -> None:
-    mix = MixOptions(structured_rate=1.0, schema_path=FOLDER / "jsonschemabench_sample.jsonl")
+def test_schemas_of_a_file_can_be_mixed_in(tmp_path: Path) -> None:
+    path = tmp_path / "schemas.jsonl"
+    path.write_text('{"schema": {"type": "object"}}\n{"schema": {"type": "array"}}\n')
+    mix = MixOptions(structured_rate=1.0, schema_path=path)
     sessions = sessions_of(WorkloadOptions(num_sessions=5, input_len=TEN, mix=mix))
     assert all(session.group == "structured" for session in sessions)
 
