@@ -18,12 +18,12 @@ def refusal(**fields: object) -> InvalidRequest:
 
 
 INTEGERS = {
-    "n": (1, 16),
+    "n": (1, 128),
     "top_k": (-1, 2**31 - 1),
     "seed": (-MAX_SEED - 1, MAX_SEED),
     "max_tokens": (1, 2**31 - 1),
-    "logprobs": (0, 20),
-    "prompt_logprobs": (0, 20),
+    "logprobs": (0, 100),
+    "prompt_logprobs": (0, 100),
 }
 NUMBERS = {
     "temperature": (0.0, 100.0),
@@ -77,9 +77,9 @@ def test_min_tokens_may_not_exceed_max_tokens() -> None:
     "fields",
     [
         {"stop": ("",)},
-        {"stop": ("x" * 257,)},
+        {"stop": ("x" * 4097,)},
         {"stop": (3,)},
-        {"stop": ("x",) * 17},
+        {"stop": ("x",) * 65},
         {"stop_token_ids": (-1,)},
         {"stop_token_ids": tuple(range(257))},
         {"logit_bias": {-1: 0.0}},

@@ -6,6 +6,7 @@ import pytest
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import Request
+from headrace.core.request_limits import RequestLimits
 from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import ServiceLevel, ServiceTerms
 from headrace.engine.request_builder import RequestBuilder
@@ -120,10 +121,13 @@ def test_a_bad_word_without_tokens_is_refused(word: str) -> None:
     assert refusal(bad_words=(word,)).param == "bad_words"
 
 
-def test_a_long_cache_salt_is_refused() -> None:
-    BUILDER.build("r", [1], SamplingParams(), arrival_time=0.0, cache_salt="s" * 128)
-    with pytest.raises(InvalidRequest, match="129 characters but at most 128") as caught:
-        BUILDER.build("r", [1], SamplingParams(), arrival_time=0.0, cache_salt="s" * 129)
+def test_what_a_client_may_ask_for_is_limited() -> None:
+    builder = RequestBuilder(512, 256, CharEncoder(), limits=RequestLimits(max_n=2, max_cache_salt_chars=3))
+    builder.build("r", [1], SamplingParams(n=2), arrival_time=0.0, cache_salt="sss")
+    with pytest.raises(InvalidRequest, match="--max-n"):
+        builder.build("r", [1], SamplingParams(n=3), arrival_time=0.0)
+    with pytest.raises(InvalidRequest, match="4 characters but at most 3") as caught:
+        builder.build("r", [1], SamplingParams(), arrival_time=0.0, cache_salt="ssss")
     assert caught.value.param == "cache_salt"
 
 

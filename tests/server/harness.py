@@ -18,7 +18,6 @@ from headrace.core.config import ServeConfig
 from headrace.engine.metrics import Metrics
 from headrace.server.app import app_of, create_context
 from headrace.server.context import ServerContext
-from headrace.server.http_protocol import ConnectionLimits, limits_of
 from headrace.server.http_server import HttpServer
 from headrace.server.prompts import ChatEncoder
 from tests.server.fakes import BracketChat, ByteTokenizer, ScriptedClient
@@ -143,7 +142,6 @@ def scripted_backend(client: ScriptedClient, config: ServeConfig) -> Backend:
 def running_server(
     backend: Backend | None = None,
     *,
-    limits: ConnectionLimits | None = None,
     keep_alive_comment_s: float = 15.0,
     **settings: Any,
 ) -> Iterator[RunningServer]:
@@ -152,7 +150,7 @@ def running_server(
     back = backend or scripted_backend(ScriptedClient(), config)
     context = create_context(back.client, back.tokenizer, back.chat, config, back.metrics)
     context = replace(context, keep_alive_comment_s=keep_alive_comment_s)
-    server = HttpServer(app_of(context), config, limits or limits_of(config), context.drain, back.close)
+    server = HttpServer(app_of(context), config, context.drain, back.close)
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
 

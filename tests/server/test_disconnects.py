@@ -217,10 +217,7 @@ def test_keep_alive_comments_come_while_a_stream_waits() -> None:
 
 
 def test_a_reader_that_stalls_is_cut_off() -> None:
-    from headrace.server.http_protocol import ConnectionLimits
-
-    limits = ConnectionLimits(max_connections=10, max_header_bytes=16384, write_stall_s=0.2)
-    with running_server(limits=limits) as server:
+    with running_server(write_stall_s=0.2) as server:
         server.engine.max_model_len = 1 << 20
         server.engine.script = lambda request, index, position: 97
         sock = socket.socket()

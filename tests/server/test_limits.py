@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from headrace.server.http_protocol import ConnectionLimits
 from tests.server.harness import (
     RunningServer,
     encode,
@@ -21,9 +23,7 @@ from tests.server.harness import (
 )
 
 BODY = encode({"prompt": "x", "max_tokens": 1})
-QUICK = ConnectionLimits(
-    max_connections=8, max_header_bytes=16384, header_read_s=0.2, body_read_s=0.3, write_stall_s=1.0
-)
+QUICK: dict[str, Any] = {"max_connections": 8, "header_read_s": 0.2, "body_read_s": 0.3, "write_stall_s": 1.0}
 
 
 def status_of(answer: bytes) -> int:
@@ -148,25 +148,110 @@ def test_no_web_page_of_another_origin_is_let_in(server: RunningServer) -> None:
     assert not any(name.startswith("access-control") for name in response.headers)
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+MESSAGE = {"role": "user", "content": "x"}
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[RunningServer]:
+    """A server whose every limit on a request is small."""
+    with running_server(
+        max_n=2,
+        max_logprobs=3,
+        max_stop_strings=2,
+        max_stop_chars=4,
+        max_cache_salt_chars=5,
+        max_prompts=3,
+        max_messages=2,
+        max_tools=1,
+        max_json_depth=6,
+    ) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "at_limit", "beyond", "flag"),
+    [
+        ("/v1/completions", "n", 2, 3, "--max-n"),
+        ("/v1/completions", "logprobs", 3, 4, "--max-logprobs"),
+        ("/v1/completions", "prompt_logprobs", 3, 4, "--max-logprobs"),
+        ("/v1/completions", "stop", ["?", "!"], ["?", "!", "."], "--max-stop-strings"),
+        ("/v1/completions", "stop", ["????"], ["?????"], "--max-stop-chars"),
+        ("/v1/completions", "cache_salt", "12345", "123456", "--max-cache-salt-chars"),
+        ("/v1/completions", "extra_key", "1234", "12345", "--max-cache-salt-chars"),
+        ("/v1/completions", "prompt", ["x"] * 3, ["x"] * 4, "--max-prompts"),
+        ("/v1/completions", "extra", [[[[[]]]]], [[[[[[]]]]]], "6 levels"),
+        ("/v1/chat/completions", "top_logprobs", 3, 4, "--max-logprobs"),
+        ("/v1/chat/completions", "messages", [MESSAGE] * 2, [MESSAGE] * 3, "--max-messages"),
+        ("/v1/chat/completions", "tools", [TOOL], [TOOL, TOOL], "--max-tools"),
+        ("/generate", "text", ["x"] * 3, ["x"] * 4, "--max-prompts"),
+        ("/generate", "input_ids", [[97]] * 3, [[97]] * 4, "--max-prompts"),
+    ],
+)
+def test_a_limit_lets_its_value_in_and_names_its_flag_at_the_next(
+    narrow: RunningServer, path: str, field: str, at_limit: object, beyond: object, flag: str
+) -> None:
+    common: dict[str, object] = {
+        "/v1/completions": {"prompt": "x", "max_tokens": 1},
+        "/v1/chat/completions": {"messages": [MESSAGE], "max_tokens": 1, "logprobs": True},
+        "/generate": {"sampling_params": {"max_new_tokens": 1}},
+    }[path]
+    assert narrow.post(path, {**common, field: at_limit}).status_code == 200
+    error = error_of(narrow.post(path, {**common, field: beyond}), 400)
+    assert flag in error["message"]
+    assert error["param"] in (field, "prompt", None)
+
+
+@pytest.mark.parametrize(("num_chunks", "status"), [(50, 200), (51, 413)])
+def test_sec_12b_a_body_may_come_in_so_many_pieces(num_chunks: int, status: int) -> None:
+    pieces = [BODY, *[b" "] * (num_chunks - 2)]  # the last chunk is the empty one
+    data = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    )
+    with running_server(max_body_chunks=50) as server:
+        assert status_of(server.send_raw(head + b"transfer-encoding: chunked\r\n\r\n" + data)) == status
+
+
+def test_five_hundred_slow_clients_are_closed_and_hold_up_nobody() -> None:
+    allow_files(2048)
+    with running_server(header_read_s=1.0) as server:
+        slow = [server.connect() for _ in range(500)]
+        for sock in slow:
+            sock.sendall(b"GET /livez HTTP/1.1\r\nx-slow: ")
+        assert server.complete(max_tokens=5).status_code == 200
+        for sock in slow:
+            assert status_of(read_to_end(sock)) == 408
+            sock.close()
+        eventually(lambda: len(server.server.server_state.connections) <= 1)
+
+
+def allow_files(count: int) -> None:
+    """Let this process have so many files open, if its hard limit does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
+
+
 def test_garbage_is_a_400_in_our_words(server: RunningServer) -> None:
     for data in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"HELLO\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
         assert status_of(server.send_raw(data)) == 400
 
 
 def test_headers_that_dawdle_are_a_408_or_a_close() -> None:
-    with running_server(limits=QUICK) as server:
+    with running_server(**QUICK) as server:
         assert status_of(server.send_raw(b"GET /livez HTTP/1.1\r\nhost: local")) == 408
         assert server.send_raw(b"") == b"", "nothing sent, nothing answered"
 
 
 def test_a_body_that_dawdles_is_a_408() -> None:
-    with running_server(limits=QUICK) as server:
+    with running_server(**QUICK) as server:
         assert status_of(server.send_raw(post_bytes("/v1/completions", BODY)[:-3])) == 408
         eventually(lambda: not server.server.server_state.tasks)
 
 
 def test_an_idle_connection_is_kept_for_the_next_request() -> None:
-    with running_server(limits=QUICK) as server, server.connect() as sock:
+    with running_server(**QUICK) as server, server.connect() as sock:
         for _ in range(2):
             sock.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert b"200 OK" in read_until(sock, b"live")
@@ -175,7 +260,7 @@ def test_an_idle_connection_is_kept_for_the_next_request() -> None:
 
 
 def test_slow_clients_do_not_keep_others_out() -> None:
-    with running_server(limits=QUICK) as server:
+    with running_server(**QUICK) as server:
         slow = [server.connect() for _ in range(5)]
         for sock in slow:
             sock.sendall(b"GET /livez HTTP/1.1\r\n")
@@ -186,8 +271,7 @@ def test_slow_clients_do_not_keep_others_out() -> None:
 
 
 def test_connections_beyond_the_limit_are_a_503() -> None:
-    limits = ConnectionLimits(max_connections=3, max_header_bytes=16384)
-    with running_server(limits=limits) as server:
+    with running_server(max_connections=3) as server:
         kept = [server.connect() for _ in range(3)]
         eventually(lambda: len(server.server.server_state.connections) == 3)
         answer = server.send_raw(b"")

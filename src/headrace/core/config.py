@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from headrace.core.errors import ConfigError
-from headrace.core.sampling import MAX_SEED
+from headrace.core.request_limits import MAX_CACHE_SALT_CHARS, MAX_LISTED
+from headrace.core.sampling import MAX_LOGPROBS, MAX_N, MAX_SEED, MAX_STOP_CHARS, MAX_STOP_STRINGS
 from headrace.core.service_config import parse_classes, parse_tenants
 
 DEFAULT_MODEL = "smollm2"
@@ -138,6 +139,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             le=1024,
         ),
     ] = 64
+
+    max_grammar_bytes: Annotated[
+        int, _meta("scheduler", "longest schema, regex or grammar of a constraint", unit="bytes", ge=16, le=1 << 24)
+    ] = 1 << 20
+    max_grammar_depth: Annotated[
+        int, _meta("scheduler", "deepest nesting of a constraint's JSON schema", ge=1, le=512)
+    ] = 100
+    grammar_compile_s: Annotated[
+        float, _meta("scheduler", "processor seconds that compiling one constraint may take", ge=0.01, le=600)
+    ] = 0.8
 
     block_size: Annotated[
         int, _meta("cache", "tokens per KV block", aliases=("page-size", "tokens-per-block"), ge=1, le=1024)
@@ -268,10 +279,34 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     max_header_bytes: Annotated[
         int, _meta("limits", "largest request header block", unit="bytes", ge=1024, le=1 << 20)
     ] = 16 << 10
+    max_body_chunks: Annotated[
+        int, _meta("limits", "most pieces a chunked body may come in", unit="count", ge=1, le=1 << 30)
+    ] = 100_000
     max_header_count: Annotated[int, _meta("limits", "most request headers", ge=8, le=10_000)] = 100
     max_json_depth: Annotated[int, _meta("limits", "deepest nesting of a JSON body", ge=4, le=512)] = 64
     max_connections: Annotated[int, _meta("limits", "most open connections", ge=1, le=1 << 20)] = 1024
     keep_alive_s: Annotated[float, _meta("limits", "seconds an idle connection is kept", ge=0, le=86400)] = 75.0
+    header_read_s: Annotated[
+        float, _meta("limits", "seconds in which the headers of a request must have come", ge=0.1, le=86400)
+    ] = 10.0
+    body_read_s: Annotated[
+        float, _meta("limits", "seconds in which the body must have come, after the headers", ge=0.1, le=86400)
+    ] = 30.0
+    write_stall_s: Annotated[
+        float, _meta("limits", "seconds a client may leave its answer unread before it is cut off", ge=0.1, le=86400)
+    ] = 30.0
+    max_prompts: Annotated[int, _meta("limits", "most prompts in one request", unit="count", ge=1, le=MAX_LISTED)] = (
+        1024
+    )
+    max_messages: Annotated[int, _meta("limits", "most messages of a chat", unit="count", ge=1, le=MAX_LISTED)] = 4096
+    max_tools: Annotated[int, _meta("limits", "most tools of a chat", unit="count", ge=0, le=MAX_LISTED)] = 128
+    max_n: Annotated[int, _meta("limits", "most answers to one prompt", ge=1, le=MAX_N)] = 16
+    max_logprobs: Annotated[
+        int, _meta("limits", "most log-probabilities of a token, in an answer or a prompt", ge=0, le=MAX_LOGPROBS)
+    ] = 20
+    max_stop_strings: Annotated[int, _meta("limits", "most stop strings", ge=0, le=MAX_STOP_STRINGS)] = 16
+    max_stop_chars: Annotated[int, _meta("limits", "longest stop string", ge=1, le=MAX_STOP_CHARS)] = 256
+    max_cache_salt_chars: Annotated[int, _meta("limits", "longest cache_salt", ge=0, le=MAX_CACHE_SALT_CHARS)] = 128
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], _meta("logging", "least severe message to log")
     ] = "info"

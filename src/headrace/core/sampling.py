@@ -14,14 +14,15 @@ import msgspec
 from headrace.core.constraint import StructuredOutputsParams
 from headrace.core.errors import InvalidRequest
 
-MAX_N = 16
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 256
+MAX_N = 128
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 4096
 MAX_STOP_TOKEN_IDS = 256
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 100
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROB_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
 MAX_ALLOWED_TOKEN_IDS = 1 << 20
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_TOKENS = (1 << 31) - 1
@@ -140,9 +141,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _check_int("logprob_token_ids", token_id, 0, MAX_TOKEN_ID)
         _check_count("bad_words", len(self.bad_words), MAX_BAD_WORDS)
         for word in self.bad_words:
-            if not isinstance(word, str) or not 1 <= len(word) <= MAX_STOP_CHARS:
+            if not isinstance(word, str) or not 1 <= len(word) <= MAX_BAD_WORD_CHARS:
                 raise InvalidRequest(
-                    f"each bad word must have 1 to {MAX_STOP_CHARS} characters; got {_shown(word)}", "bad_words"
+                    f"each bad word must have 1 to {MAX_BAD_WORD_CHARS} characters; got {_shown(word)}", "bad_words"
                 )
 
     @property

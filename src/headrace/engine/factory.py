@@ -44,6 +44,7 @@ from headrace.engine.tokenizer import Tokenizer, load_tokenizer, read_spec
 from headrace.executor.kv_format import kv_format, kv_token_bytes
 from headrace.executor.memory_budget import available_memory_bytes
 from headrace.executor.tiered_executor import BlockMemory
+from headrace.grammar.limits import GrammarLimits
 from headrace.model.config_parser import parse_model_config
 from headrace.native.compiled import CompiledModel, open_compiled
 from headrace.native.host import this_host
@@ -121,7 +122,12 @@ def build_engine(config: EngineConfig, progress: Progress, listeners: Sequence[S
     scheduler.meters.transfers.assume(sizes.block_bytes)
     info = _info(config, model, backend, sizes, tokenizer, stages.times_s)
     grammars = TokenizerGrammars(
-        tokenizer, model.vocab_size, info.eos_token_ids, _mask_threads(config), config.max_forced_tokens
+        tokenizer,
+        model.vocab_size,
+        info.eos_token_ids,
+        _mask_threads(config),
+        config.max_forced_tokens,
+        _grammar_limits(config),
     )
     engine = Engine(scheduler, kv, executor, TokenizerTexts(tokenizer, grammars), WallClock(), info)
     if config.enable_timelines:
@@ -176,6 +182,15 @@ def _step_identity(config: EngineConfig, model: ModelConfig, backend: _Backend) 
 def num_threads(config: EngineConfig) -> int:
     """CPU threads to compute with: the setting, else the cores this process may use."""
     return config.threads or len(os.sched_getaffinity(0))
+
+
+def _grammar_limits(config: EngineConfig) -> GrammarLimits:
+    return GrammarLimits(
+        max_source_bytes=config.max_grammar_bytes,
+        max_depth=config.max_grammar_depth,
+        cpu_s=config.grammar_compile_s,
+        wall_s=max(GrammarLimits().wall_s, 4 * config.grammar_compile_s),
+    )
 
 
 def _mask_threads(config: EngineConfig) -> int:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from headrace.core.constraint import Constraint
 from headrace.core.errors import InvalidRequest
 from headrace.engine.tokenizer import Tokenizer
+from headrace.grammar.limits import GrammarLimits
 from headrace.grammar.masks import FillingMask, MaskFiller, MaskRows
 from headrace.grammar.service import CompileCounts, Grammar, GrammarService
 from headrace.grammar.vocabulary import VocabularyTable
@@ -23,12 +24,14 @@ class TokenizerGrammars:
         eos_token_ids: Iterable[int],
         num_threads: int,
         max_forced_tokens: int,
+        limits: GrammarLimits,
     ) -> None:
         self.max_forced_tokens = max_forced_tokens
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._num_threads = num_threads
+        self._limits = limits
         self._service: GrammarService | None = None
         self._filler: MaskFiller | None = None
 
@@ -42,7 +45,7 @@ class TokenizerGrammars:
             )
         if self._service is None:
             table = vocabulary_table(self._tokenizer, self._vocab_size, self._eos_token_ids)
-            self._service = GrammarService(table, self._tokenizer.encode_text)
+            self._service = GrammarService(table, self._tokenizer.encode_text, self._limits)
         return self._service.compile(constraint)
 
     @property

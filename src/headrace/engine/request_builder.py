@@ -16,10 +16,10 @@ import msgspec
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import Request
+from headrace.core.request_limits import BOUNDS, RequestLimits
 from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import DEFAULT_TERMS, ServiceTerms
 
-MAX_CACHE_SALT_CHARS = 128
 MAX_PRIORITY = (1 << 31) - 1
 _SEED_BITS = 63
 
@@ -34,13 +34,15 @@ class TextEncoder(Protocol):
 class RequestBuilder:
     """Builds requests for one model; immutable, safe to share between threads.
 
-    ``default_seed`` is the seed of requests that bring none; ``None`` draws a fresh one for each.
+    ``default_seed`` is the seed of requests that bring none; ``None`` draws a fresh one for each. ``limits`` are what
+    a client may ask for; where there are no clients, the bounds of ``SamplingParams`` are enough.
     """
 
     max_model_len: int
     vocab_size: int
     encoder: TextEncoder
     default_seed: int | None = None
+    limits: RequestLimits = BOUNDS
 
     def build(
         self,
@@ -59,7 +61,7 @@ class RequestBuilder:
         self._check_prompt(prompt_token_ids)
         sampling.check_token_ids(self.vocab_size)
         constraint = None if sampling.structured_outputs is None else sampling.structured_outputs.constraint()
-        _check_cache_salt(cache_salt)
+        self.limits.check(sampling, cache_salt)
         _check_priority(terms.priority)
         return Request(
             request_id=request_id,
@@ -143,14 +145,6 @@ def _without_form(sampling: SamplingParams) -> SamplingParams:
     if sampling.structured_outputs is None:
         return sampling
     return msgspec.structs.replace(sampling, structured_outputs=None)
-
-
-def _check_cache_salt(cache_salt: str) -> None:
-    if len(cache_salt) > MAX_CACHE_SALT_CHARS:
-        raise InvalidRequest(
-            f"cache_salt has {len(cache_salt)} characters but at most {MAX_CACHE_SALT_CHARS} are allowed",
-            "cache_salt",
-        )
 
 
 def _check_priority(priority: int) -> None:

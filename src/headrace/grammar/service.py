@@ -117,6 +117,12 @@ class GrammarService:
     def counts(self) -> CompileCounts:
         return CompileCounts(self._num_compiled, self.num_hits, self._compile_s)
 
+    @property
+    def cache_bytes(self) -> int:
+        """What the grammars that are kept are taken to hold in memory."""
+        with self._lock:
+            return self._cache.num_bytes
+
     def close(self) -> None:
         """End the workers; compilations that have not ended fail."""
         with self._lock:

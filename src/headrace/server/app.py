@@ -26,6 +26,7 @@ from starlette.routing import Route
 from headrace.core.client import ServedClient
 from headrace.core.clock import Clock, WallClock
 from headrace.core.config import ServeConfig
+from headrace.core.request_limits import RequestLimits
 from headrace.engine.request_builder import RequestBuilder
 from headrace.engine.tool_formats import reasoning_tags, tool_habit
 from headrace.program.engine_backend import DocumentEncoder
@@ -68,11 +69,12 @@ def create_context(
 ) -> ServerContext:
     """What the routes work with."""
     info = client.info
+    limits = _request_limits(config)
     return ServerContext(
         client=client,
-        prompts=PromptReader(tokenizer, chat, info.max_model_len),
+        prompts=PromptReader(tokenizer, chat, info.max_model_len, limits),
         documents=DocumentEncoder(tokenizer, chat),
-        builder=RequestBuilder(info.max_model_len, info.vocab_size, tokenizer, config.seed),
+        builder=RequestBuilder(info.max_model_len, info.vocab_size, tokenizer, config.seed, limits),
         tokens=tokenizer,
         tokenizer_facts=TokenizerFacts(
             bos_token=_token_text(tokenizer, tokenizer.bos_token_id),
@@ -80,6 +82,7 @@ def create_context(
             chat_template=tokenizer.chat_template,
         ),
         config=config,
+        limits=limits,
         model_names=model_names(config),
         metrics=metrics,
         clock=WallClock(),
@@ -94,6 +97,11 @@ def create_context(
         created=int(time.time()),
         keep_alive_comment_s=KEEP_ALIVE_S,
     )
+
+
+def _request_limits(config: ServeConfig) -> RequestLimits:
+    settings = msgspec.structs.asdict(config)
+    return RequestLimits(**{name: settings[name] for name in RequestLimits.__struct_fields__})
 
 
 def app_of(context: ServerContext) -> Starlette:

@@ -21,6 +21,9 @@ from headrace.server.sampling_fields import chat_sampling
 from headrace.server.tools import ToolUse, tool_use
 from headrace.server.usage import UsageMeter
 
+_CHAT_WORDS = {"prompt": "messages", "logprobs": "top_logprobs"}
+"""The request builder's names of fields, and what a chat calls them."""
+
 
 async def create_chat_completion(context: ServerContext, http: HttpRequest) -> App:
     """Answer a conversation, ``n`` times."""
@@ -32,7 +35,7 @@ async def create_chat_completion(context: ServerContext, http: HttpRequest) -> A
         model = context.served_name(body.value.model)
         identity = identify("chatcmpl", model, body.value, record_of(http.scope))
         terms = context.desk.terms(body.value, http.scope["headers"])
-        tools = tool_use(body.value, context.tool_habit)
+        tools = tool_use(body.value, context.tool_habit, context.limits.max_tools)
         request = await context.in_worker(_prepare, context, body.value, tools, identity, terms)
     usage = UsageMeter([request], context.config.enable_prompt_tokens_details)
     reply = ChatReply(identity.head, _options(body.value, context, tools), request, context.tokens, usage)
@@ -55,11 +58,11 @@ def _prepare(
             sampling,
             arrival_time=context.clock.now(),
             terms=terms,
-            cache_salt=cache_salt(body),
+            cache_salt=cache_salt(body, context.limits),
         )
     except InvalidRequest as error:
-        if error.param == "prompt":  # the builder's word for what a chat calls messages
-            raise InvalidRequest(error.message, "messages") from None
+        if error.param in _CHAT_WORDS:
+            raise InvalidRequest(error.message, _CHAT_WORDS[error.param]) from None
         raise
     return msgspec.structs.replace(request, constraint=constraint)
 

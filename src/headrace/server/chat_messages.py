@@ -23,8 +23,6 @@ from headrace.server.protocol_chat import (
     UserMessage,
 )
 
-MAX_MESSAGES = 4096
-
 TemplateMessage = dict[str, object]
 
 _ROLES = {
@@ -40,8 +38,6 @@ def template_messages(messages: Sequence[Message]) -> list[TemplateMessage]:
     """The messages as templates read them. Raises ``InvalidRequest`` naming the message and its field."""
     if not messages:
         raise InvalidRequest("messages is empty; send at least one message", "messages")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidRequest(f"messages has {len(messages)} entries but at most {MAX_MESSAGES} are allowed", "messages")
     return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 

@@ -67,7 +67,7 @@ def _prepare(context: ServerContext, body: CompletionRequest, identity: Identity
             _clipped(sampling, body, context.builder.max_model_len - len(token_ids)),
             arrival_time=context.clock.now(),
             terms=terms,
-            cache_salt=cache_salt(body),
+            cache_salt=cache_salt(body, context.limits),
         )
         requests.append(msgspec.structs.replace(request, constraint=constraint))
     return _Prepared(tuple(requests), _echo_texts(context, body, prompts, requests))

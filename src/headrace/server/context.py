@@ -18,6 +18,7 @@ from headrace.core.client import ServedClient
 from headrace.core.clock import Clock
 from headrace.core.config import ServeConfig
 from headrace.core.errors import HeadraceError
+from headrace.core.request_limits import RequestLimits
 from headrace.engine.request_builder import RequestBuilder
 from headrace.engine.tool_formats import ToolHabit
 from headrace.program.engine_backend import DocumentEncoder
@@ -83,6 +84,7 @@ class ServerContext:
     tokens: TokenView
     tokenizer_facts: TokenizerFacts
     config: ServeConfig
+    limits: RequestLimits
     model_names: tuple[str, ...]
     metrics: ServerMetrics
     clock: Clock

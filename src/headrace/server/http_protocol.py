@@ -21,9 +21,6 @@ from headrace.core.config import ServeConfig
 from headrace.server.errors import HttpRefusal, refusal, unavailable
 from headrace.server.limits import headers_too_large
 
-MAX_BODY_CHUNKS = 100_000
-"""More pieces than this in a chunked body cost more than they carry."""
-
 _FULL_RETRY_S = 1.0
 
 
@@ -32,18 +29,28 @@ class ConnectionLimits:
     """How long a connection may take and how much of it there may be.
 
     ``header_read_s`` runs from the connection's or the request's first moment to the end of its headers,
-    ``body_read_s`` from there to the end of its body; ``write_stall_s`` is how long a client may not read.
+    ``body_read_s`` from there to the end of its body; ``write_stall_s`` is how long a client may not read. More pieces
+    of a chunked body than ``max_body_chunks`` cost more than they carry.
     """
 
     max_connections: int
     max_header_bytes: int
-    header_read_s: float = 10.0
-    body_read_s: float = 30.0
-    write_stall_s: float = 30.0
+    max_body_chunks: int
+    header_read_s: float
+    body_read_s: float
+    write_stall_s: float
 
 
 def limits_of(config: ServeConfig) -> ConnectionLimits:
-    return ConnectionLimits(config.max_connections, config.max_header_bytes)
+    """The settings that a connection keeps."""
+    return ConnectionLimits(
+        max_connections=config.max_connections,
+        max_header_bytes=config.max_header_bytes,
+        max_body_chunks=config.max_body_chunks,
+        header_read_s=config.header_read_s,
+        body_read_s=config.body_read_s,
+        write_stall_s=config.write_stall_s,
+    )
 
 
 class GuardedHttpProtocol(HttpToolsProtocol):
@@ -72,7 +79,9 @@ class GuardedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
-            self._refuse(unavailable("the server has too many open connections", _FULL_RETRY_S))
+            self._refuse(
+                unavailable(f"the server has {self._limits.max_connections} open connections already", _FULL_RETRY_S)
+            )
             return
         self._arm_read(self._limits.header_read_s, transport.close)
 
@@ -118,8 +127,10 @@ class GuardedHttpProtocol(HttpToolsProtocol):
 
     def on_chunk_header(self) -> None:
         self._num_chunks += 1
-        if self._num_chunks > MAX_BODY_CHUNKS and not self._is_refused:
-            self._refuse(refusal(413, f"the body comes in more than {MAX_BODY_CHUNKS} chunks", "body_too_large"))
+        most = self._limits.max_body_chunks
+        if self._num_chunks > most and not self._is_refused:
+            message = f"the body comes in more than {most} chunks; send fewer, or without transfer-encoding"
+            self._refuse(refusal(413, message, "body_too_large"))
 
     def on_message_complete(self) -> None:
         self._disarm_read()

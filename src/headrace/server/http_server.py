@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 
 from headrace.core.config import ServeConfig
 from headrace.server.context import DrainSwitch
-from headrace.server.http_protocol import ConnectionLimits, GuardedHttpProtocol
+from headrace.server.http_protocol import GuardedHttpProtocol, limits_of
 
 _CLOSE_CONNECTIONS_S = 1
 
@@ -34,12 +34,11 @@ class HttpServer(uvicorn.Server):
         self,
         app: Starlette,
         config: ServeConfig,
-        limits: ConnectionLimits,
         drain: DrainSwitch,
         close_engine: Callable[[], Awaitable[None]],
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(_uvicorn_config(app, config, limits))
+        super().__init__(_uvicorn_config(app, config))
         self._app = app
         self._drain = drain
         self._close_engine = close_engine
@@ -94,10 +93,10 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _uvicorn_config(app: Starlette, config: ServeConfig, limits: ConnectionLimits) -> uvicorn.Config:
+def _uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=partial(GuardedHttpProtocol, limits=limits),  # type: ignore[arg-type]
+        http=partial(GuardedHttpProtocol, limits=limits_of(config)),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

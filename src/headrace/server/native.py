@@ -21,6 +21,7 @@ from headrace.core.config import ServeConfig
 from headrace.core.constraint import StructuredOutputsParams
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import Request
+from headrace.core.request_limits import check_limit
 from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import ServiceTerms
 from headrace.program.backend import Call
@@ -30,7 +31,6 @@ from headrace.server.auth import check_operator
 from headrace.server.context import ServerContext
 from headrace.server.limits import read_body
 from headrace.server.native_reply import NativeAnswer, NativeReply
-from headrace.server.prompts import MAX_PROMPTS
 from headrace.server.protocol_common import GenerationFields
 from headrace.server.protocol_native import (
     ABORT_BODY,
@@ -64,7 +64,7 @@ async def create_native(context: ServerContext, http: HttpRequest) -> App:
             priority=body.value.priority, cache_salt=body.value.cache_salt, extra_key=body.value.extra_key
         )
         terms = context.desk.terms(fields, http.scope["headers"])
-        job = _Job(body.value, cache_salt(fields), record_of(http.scope).request_id)
+        job = _Job(body.value, cache_salt(fields, context.limits), record_of(http.scope).request_id)
         requests, answers = await context.in_worker(_prepare, context, job, terms)
     reply = NativeReply(requests, answers, context.tokens, UsageMeter(requests, shows_cached_tokens=True))
     answering = stream_response if body.value.stream else whole_response
@@ -160,10 +160,9 @@ def _prompts(context: ServerContext, body: NativeRequest) -> list[list[int]]:
     if token_ids and len(token_ids) == len(rows):
         return [token_ids]
     prompts = [each for each in rows if not isinstance(each, int)]
-    if token_ids or not 1 <= len(prompts) <= MAX_PROMPTS:
-        raise InvalidRequest(
-            f"input_ids must be a list of token ids or of 1 to {MAX_PROMPTS} such lists, not a mixture", "input_ids"
-        )
+    if token_ids or not prompts:
+        raise InvalidRequest("input_ids must be a list of token ids or of such lists, not a mixture", "input_ids")
+    check_limit("input_ids", "input_ids has {} prompts", len(prompts), "max_prompts", context.limits.max_prompts)
     return prompts
 
 

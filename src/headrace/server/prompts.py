@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.core.errors import InvalidRequest
+from headrace.core.request_limits import RequestLimits, check_limit
 from headrace.server.chat_messages import template_messages
 from headrace.server.protocol_chat import Message, TemplateValue
 from headrace.server.protocol_completions import Prompt
 
-MAX_PROMPTS = 1024
 MAX_TEMPLATE_VALUE_CHARS = 256
 TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "reasoning_effort", "custom_instructions", "date_string"})
 """Template variables a client may set. Everything else a template reads comes from the server."""
@@ -74,9 +74,12 @@ class PromptTokens:
 class PromptReader:
     """Reads prompts for one model. Raises ``InvalidRequest`` naming the field at fault."""
 
-    def __init__(self, tokenizer: TextTokenizer, chat: ChatEncoder | None, max_model_len: int) -> None:
+    def __init__(
+        self, tokenizer: TextTokenizer, chat: ChatEncoder | None, max_model_len: int, limits: RequestLimits
+    ) -> None:
         self.tokenizer = tokenizer
         self._chat = chat
+        self._limits = limits
         longest_token_bytes = max(map(len, tokenizer.token_bytes), default=1)
         self._max_text_bytes = max_model_len * max(longest_token_bytes, 1)
 
@@ -87,8 +90,7 @@ class PromptReader:
             raise InvalidRequest("prompt is an empty list; send at least one prompt or token id", "prompt")
         if all(type(item) is int for item in items):
             return [PromptTokens([item for item in items if isinstance(item, int)])]
-        if len(items) > MAX_PROMPTS:
-            raise InvalidRequest(f"prompt has {len(items)} entries but at most {MAX_PROMPTS} are allowed", "prompt")
+        check_limit("prompt", "prompt has {} entries", len(items), "max_prompts", self._limits.max_prompts)
         if all(isinstance(item, str) for item in items):
             return [self._text(str(item), add_special_tokens, is_truncated) for item in items]
         if all(isinstance(item, list) for item in items):
@@ -104,6 +106,8 @@ class PromptReader:
                 "this model has no chat template; use /v1/completions, or let the operator set --chat-template",
                 "messages",
             )
+        num_messages = len(conversation.messages)
+        check_limit("messages", "messages has {} entries", num_messages, "max_messages", self._limits.max_messages)
         messages = template_messages(conversation.messages)
         if not is_truncated:
             self._check_length(sum(len(str(message["content"]).encode()) for message in messages), "messages")

@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import Request
-from headrace.engine.request_builder import MAX_CACHE_SALT_CHARS
+from headrace.core.request_limits import RequestLimits, check_limit
 from headrace.engine.streams import merge_outputs
 from headrace.server.access_log import App, Receive, RequestRecord, Scope, Send, record_of, sound_request_id
 from headrace.server.context import ServerContext
@@ -54,7 +54,7 @@ def check_stream_options(body: GenerationFields) -> None:
         raise InvalidRequest(f"stream_interval is {body.stream_interval} but must be at least 1", "stream_interval")
 
 
-def cache_salt(body: GenerationFields) -> str:
+def cache_salt(body: GenerationFields, limits: RequestLimits) -> str:
     """vLLM's ``cache_salt`` and SGLang's ``extra_key`` in one: a prefix is shared only where both are equal.
 
     No field can hold the NUL between them (``json_body.check_json``), so different pairs never coincide.
@@ -63,12 +63,8 @@ def cache_salt(body: GenerationFields) -> str:
     if not body.extra_key:
         return salt
     joined = f"{salt}\0{body.extra_key}"
-    if len(joined) > MAX_CACHE_SALT_CHARS:
-        raise InvalidRequest(
-            f"extra_key and cache_salt have {len(joined) - 1} characters together but at most "
-            f"{MAX_CACHE_SALT_CHARS - 1} are allowed",
-            "extra_key",
-        )
+    what = "extra_key and cache_salt together have {} characters"
+    check_limit("extra_key", what, len(joined), "max_cache_salt_chars", limits.max_cache_salt_chars)
     return joined
 
 

@@ -20,7 +20,6 @@ from headrace.engine.metrics import Metrics
 from headrace.engine.supervisor import EngineSupervisor
 from headrace.engine.tokenizer import Tokenizer, load_tokenizer
 from headrace.server.app import app_of, create_context
-from headrace.server.http_protocol import limits_of
 from headrace.server.http_server import HttpServer
 from headrace.server.listener import url_of
 from headrace.server.model_names import model_names
@@ -60,9 +59,7 @@ class Serving:
         """Serve until told to stop; from ``announce`` on the HTTP server has the signals."""
         context = create_context(supervisor, self._tokenizer, self._chat, self._config, metrics)
         context.drain.when_on(supervisor.begin_drain)
-        server = HttpServer(
-            app_of(context), self._config, limits_of(self._config), context.drain, supervisor.close, self._tls
-        )
+        server = HttpServer(app_of(context), self._config, context.drain, supervisor.close, self._tls)
         status = asyncio.create_task(log_status(context.clock, context.traffic, lambda: supervisor.last_stats))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):  # replaced, not removed and added: none may fall between

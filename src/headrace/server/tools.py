@@ -14,12 +14,12 @@ import msgspec
 
 from headrace.core.constraint import Constraint, ConstraintKind
 from headrace.core.errors import InvalidRequest
+from headrace.core.request_limits import check_limit
 from headrace.engine.tool_formats import ToolHabit, forced_calls, tool_instructions, triggered_calls
 from headrace.server.protocol_chat import ChatRequest, Message, SystemMessage
 from headrace.server.protocol_constraints import NULL
 from headrace.server.protocol_tools import Tool, ToolChoice
 
-MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -45,9 +45,10 @@ class ToolUse:
         return [shown(tool) for tool in self.tools] if self.habit.is_shown_by_template else None
 
 
-def tool_use(body: ChatRequest, habit: ToolHabit) -> ToolUse | None:
+def tool_use(body: ChatRequest, habit: ToolHabit, max_tools: int) -> ToolUse | None:
     """What tools mean for a request; ``None`` if none may be called. Raises ``InvalidRequest`` naming the field."""
     tools = body.tools or []
+    check_limit("tools", "tools has {} entries", len(tools), "max_tools", max_tools)
     _check_tools(tools)
     choice = _choice(body.tool_choice, tools)
     if choice is None:
@@ -81,8 +82,6 @@ class _Choice:
 
 
 def _check_tools(tools: Sequence[Tool]) -> None:
-    if len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"tools has {len(tools)} entries but at most {MAX_TOOLS} are allowed", "tools")
     names: set[str] = set()
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
