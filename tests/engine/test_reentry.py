@@ -82,6 +82,11 @@ async def open_streams(ward: Ward, *request_ids: str) -> list[asyncio.Task[list[
     return tasks
 
 
+async def leave(ward: Ward, reader: asyncio.Task[list[RequestOutput]], num_left: int) -> None:
+    reader.cancel()
+    await eventually(lambda: len(ward.streams) == num_left)
+
+
 def test_those_in_flight_are_tried_alone_one_after_another_and_then_all_enter_with_their_tokens() -> None:
     async def body(ward: Ward) -> None:
         readers = await open_streams(ward, "a", "b", "c")
@@ -205,8 +210,10 @@ def test_one_that_leaves_or_is_refused_on_trial_makes_room_for_the_next() -> Non
     async def body(ward: Ward) -> None:
         readers = await open_streams(ward, "leaves", "refused", "c")
         ward.restart()
-        readers[0].cancel()
-        await eventually(lambda: ward.sent_ids == ["leaves", "refused"])
+        await leave(ward, readers[0], num_left=2)
+        assert ward.sent_ids == ["leaves"], "the engine may still be computing it"
+        ward.acknowledge_abort("leaves")
+        assert ward.sent_ids == ["leaves", "refused"]
         ward.streams.refuse("refused", InvalidRequest("too long"))
         ward.reentry.advance()
         assert ward.sent_ids == ["leaves", "refused", "c"]
@@ -214,6 +221,49 @@ def test_one_that_leaves_or_is_refused_on_trial_makes_room_for_the_next() -> Non
         await readers[2]
         with pytest.raises(InvalidRequest):
             await readers[1]
+
+    ward_test(body)
+
+
+def test_one_that_left_on_trial_and_ends_the_engine_after_all_is_nobody_elses_fault() -> None:
+    async def body(ward: Ward) -> None:
+        readers = await open_streams(ward, "guilty", "innocent")
+        ward.restart()
+        await leave(ward, readers[0], num_left=1)
+        ward.restart()  # of the step that was running when its client left
+        assert ward.sent_ids == ["innocent"]
+        ward.deliver("innocent", is_last=True)
+        await readers[1]
+
+    ward_test(body)
+
+
+def test_one_that_passed_and_left_before_it_had_made_way_is_waited_for_too() -> None:
+    async def body(ward: Ward) -> None:
+        readers = await open_streams(ward, "guilty", "innocent")
+        ward.restart()
+        ward.deliver("guilty")
+        assert ward.sent_ids == ["guilty", "-guilty"]
+        await leave(ward, readers[0], num_left=1)
+        assert ward.sent_ids == ["guilty", "-guilty"]
+        ward.restart()  # of its second step, which the engine began before it was told to drop it
+        assert ward.sent_ids == ["innocent"]
+        ward.deliver("innocent", is_last=True)
+        await readers[1]
+
+    ward_test(body)
+
+
+def test_a_refusal_ends_the_trial_of_one_that_left() -> None:
+    async def body(ward: Ward) -> None:
+        readers = await open_streams(ward, "leaves", "stays")
+        ward.restart()
+        await leave(ward, readers[0], num_left=1)
+        ward.streams.refuse("leaves", InvalidRequest("too long"))
+        ward.reentry.advance()
+        assert ward.sent_ids == ["leaves", "stays"]
+        ward.deliver("stays", is_last=True)
+        await readers[1]
 
     ward_test(body)
 

@@ -86,8 +86,8 @@ class Reentry:
         in_flight = [stream for stream in self._streams if stream.request.request_id not in held]
         in_flight.sort(key=lambda stream: stream is not self._suspected)
         self._suspects = deque(stream for stream in in_flight if stream.num_resumptions < self._max_resumptions)
+        self._streams.forget_engine()
         for stream in in_flight:
-            stream.forget_engine()
             if stream.num_resumptions >= self._max_resumptions:
                 self._streams.fail(stream, error)
 
@@ -116,9 +116,15 @@ class Reentry:
                 self._send_or_refuse(Submit(request))
 
     def _is_decided(self, stream: OutputStream) -> bool:
-        """Whether the trial of ``stream`` is over: it ended, or it moved and, before the next one, has left."""
+        """Whether the trial of ``stream`` is over: it ended, or it moved and, before the next one, has left.
+
+        One whose client is gone is on trial until the engine says that it has dropped it: a step of it may be running.
+        """
         if stream not in self._streams:
-            return True
+            if stream.is_over or not stream.is_leaving:
+                return True
+            self._streams.see_off(stream)
+            return False
         if not stream.has_moved:
             return False
         if stream is self._suspected:

@@ -110,6 +110,11 @@ class OutputStream:
         return not self._unfinished
 
     @property
+    def is_over(self) -> bool:
+        """Whether the engine has nothing more to do for the request, as it ended or was refused."""
+        return self.is_complete or self._error is not None
+
+    @property
     def has_moved(self) -> bool:
         """Whether every sequence has brought a token, or its end, since the request was last resumed."""
         return not self._unmoved
@@ -119,12 +124,13 @@ class OutputStream:
         self._unmoved = set(self._unfinished)
 
     def pause(self) -> None:
-        """The engine is told to drop the request, which carries on later: what it still sends of it is stale."""
-        self._num_stale_ends = len(self._unfinished)
+        """The engine is told to drop the request: what it still sends of it is stale. No effect the second time."""
+        if not self.is_leaving:
+            self._num_stale_ends = len(self._unfinished)
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the engine has not yet said that it dropped the paused request."""
+        """Whether the engine has not yet said that it dropped the request."""
         return self._num_stale_ends > 0
 
     def is_stale(self, output: RequestOutput) -> bool:
@@ -195,6 +201,7 @@ class StreamTable:
         self._metrics = metrics
         self._clock = clock
         self._streams: dict[str, OutputStream] = {}
+        self._departing: dict[str, OutputStream] = {}
         self._max_open: int | None = None
         self.questions = Questions()
         self._empty = asyncio.Event()
@@ -236,14 +243,28 @@ class StreamTable:
             if stream in self:
                 self._close(stream)
                 stream.meter.abort()
+                stream.pause()
                 send(Abort(request.request_id))
+
+    def see_off(self, stream: OutputStream) -> None:
+        """Go on counting what the engine sends of a stream whose reader has left, so that its end is noticed."""
+        self._departing[stream.request.request_id] = stream
+
+    def forget_engine(self) -> None:
+        """The engine is gone: nothing more comes of what it had."""
+        for stream in (*self, *self._departing.values()):
+            stream.forget_engine()
+        self._departing.clear()
 
     def deliver(self, outputs: Iterable[RequestOutput]) -> None:
         """Hand outputs to their streams. Those of requests nobody reads any more are expected and ignored."""
         now = self._clock.now()
         for output in outputs:
             stream = self._streams.get(output.request_id)
-            if stream is None or stream.is_stale(output):
+            if stream is None:
+                self._note_departure(output)
+                continue
+            if stream.is_stale(output):
                 continue
             stream.meter.observe(output, now)
             stream.put(output, now)
@@ -253,7 +274,9 @@ class StreamTable:
     def refuse(self, request_id: str, error: HeadraceError) -> None:
         """The engine did not take a request: its reader gets ``error``."""
         stream = self._streams.get(request_id)
-        if stream is not None:
+        if stream is None:
+            self._depart(request_id)
+        else:
             self._close(stream)
             stream.meter.refuse(error)
             self._metrics.observe_rejected(error)
@@ -294,6 +317,16 @@ class StreamTable:
                 f"max_num_queued_reqs), so {num_sequences} more are not taken; try again",
                 _RETRY_AFTER_S,
             )
+
+    def _note_departure(self, output: RequestOutput) -> None:
+        stream = self._departing.get(output.request_id)
+        if stream is not None and stream.is_stale(output) and not stream.is_leaving:
+            self._depart(output.request_id)
+
+    def _depart(self, request_id: str) -> None:
+        stream = self._departing.pop(request_id, None)
+        if stream is not None:
+            stream.forget_engine()
 
     def _open(self, request: Request) -> OutputStream:
         stream = OutputStream(request, self._metrics.open_meter(request))
