@@ -91,6 +91,7 @@ class FakeEngine:
     is_closed: bool = False
     num_cleared: int = 0
     idle: IdleWork = field(default_factory=NoIdleWork)
+    expected_step_s: float = 0.0
     _requests: dict[str, Request] = field(default_factory=dict)
     _running: dict[tuple[str, int], int] = field(default_factory=dict)
     _ended: list[RequestOutput] = field(default_factory=list)

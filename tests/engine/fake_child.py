@@ -37,6 +37,8 @@ def build(config: EngineConfig, progress: Progress) -> FakeEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         case "endless-loading":
             threading.Event().wait()
+        case "foretells-long-steps":
+            return FakeEngine(expected_step_s=60.0)
         case "fast":
             return FakeEngine()
     progress.start("weights", 3, "tensors")

@@ -96,21 +96,22 @@ def test_an_idle_loop_makes_no_steps_and_has_no_tick_age() -> None:
     loop.start()
     loop.submit(make_request(max_tokens=3))
     ear.outputs_until_end("r")
-    eventually_sync(lambda: loop.tick_age_s == 0.0)
+    eventually_sync(lambda: loop.tick.age_s == 0.0)
     clock.advance(100.0)
-    assert loop.tick_age_s == 0.0
+    assert loop.tick.age_s == 0.0
     assert engine.num_steps == 3
     loop.close()
 
 
-def test_tick_age_tells_how_long_a_step_has_been_going_on() -> None:
+def test_a_tick_tells_how_long_a_step_has_been_going_on_and_what_was_foretold_of_it() -> None:
     engine, clock = GatedEngine(), ManualClock()
+    engine.expected_step_s = 90.0
     loop = EngineLoop(engine, Ear(), clock)
     loop.start()
     loop.submit(make_request(max_tokens=1))
     assert engine.entered.acquire(timeout=PATIENCE_S)
     clock.advance(7.0)
-    assert loop.tick_age_s == 7.0
+    assert loop.tick == (7.0, 90.0)
     engine.gate.release()
     loop.close()
 

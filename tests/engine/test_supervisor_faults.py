@@ -253,6 +253,20 @@ def test_a_hanging_step_is_dumped_and_replaced_and_only_its_request_is_given_up(
     assert "in _advance" in dumped
 
 
+def test_a_step_that_was_foretold_to_be_long_is_not_taken_for_a_hang() -> None:
+    async def main() -> None:
+        limits = SupervisorLimits(ping_interval_s=0.02, silence_limit_s=0.3, hang_limit_s=0.3)
+        async with supervised("foretells-long-steps", limits) as supervisor:
+            reading = asyncio.create_task(collect(supervisor, make_request(prompt=(STEP_HANG,))))
+            await eventually(lambda: supervisor.tick_age_s > 1.0)
+            assert supervisor.is_ready
+            assert supervisor.num_restarts == 0
+            reading.cancel()
+            os.kill(pid_of(supervisor), signal.SIGKILL)  # rather than wait for its minute
+
+    asyncio.run(main())
+
+
 def test_an_engine_that_ends_by_itself_is_started_again() -> None:
     async def main() -> None:
         async with supervised() as supervisor:

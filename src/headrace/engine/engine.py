@@ -30,6 +30,7 @@ from headrace.core.step import Executor, StepPlan
 from headrace.core.timeline import SequenceTimeline
 from headrace.engine.constraints import Constraints, GrammarSource
 from headrace.engine.continuation import Continuation, Taken
+from headrace.engine.expected_step import expected_step_s
 from headrace.engine.failed_steps import FailedSteps
 from headrace.engine.idle import IdleWork, NoIdleWork
 from headrace.engine.idle_audit import IdleAudit
@@ -101,6 +102,7 @@ class Engine:
         self._ended: list[RequestOutput] = []
         self._failures = FailedSteps()
         self._last_step = (0, 0, 0.0)
+        self._computing: StepPlan | None = None
         self._books = IdleAudit(kv)
         self._timelines: Timelines = NoTimelines()
 
@@ -118,6 +120,12 @@ class Engine:
     def has_work(self) -> bool:
         """Whether ``step`` has something to compute or to report."""
         return self._scheduler.has_work or bool(self._ended) or self._constraints.num_waiting > 0
+
+    @property
+    def expected_step_s(self) -> float:
+        """How long the step that is being computed is foretold to take; 0 between steps. For any thread to ask."""
+        plan = self._computing
+        return 0.0 if plan is None else expected_step_s(plan, self.meters.costs, self.info.num_parameters)
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -239,12 +247,15 @@ class Engine:
 
     def _execute(self, plan: StepPlan) -> Iterable[SequenceUpdate]:
         """Compute a plan. A step that fails costs its own requests; repeated failure is fatal."""
+        self._computing = plan
         try:
             result = self._executor.execute(plan, self._constraints.start_mask(plan))
         except Exception as error:
             self._constraints.settle_mask()
             lost, message = self._failures.judge(plan, error)
             return self._scheduler.fail_step(lost, message)
+        finally:
+            self._computing = None
         self._constraints.settle_mask()
         self._failures.note_success()
         self._last_step = (plan.num_tokens, plan.num_samples, result.elapsed_s)

@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -28,6 +28,16 @@ DRAIN_RETRY_S = 10.0
 """When a request that a leaving server did not begin should be tried again."""
 
 _Message = Submit | Resume | Abort | ClearCache | AskTimeline | Drain | Shutdown
+
+
+class Tick(NamedTuple):
+    """How long the engine thread has been at one tick, and how long the step in it is foretold to take."""
+
+    age_s: float
+    expected_s: float
+
+
+NO_TICK: Final = Tick(0.0, 0.0)
 
 
 class SteppedEngine(Protocol):
@@ -60,6 +70,11 @@ class DrivenEngine(SteppedEngine, Protocol):
     def timeline(self, request_id: str) -> list[SequenceTimeline]: ...
 
     @property
+    def expected_step_s(self) -> float:
+        """How long the step that is being computed is foretold to take; 0 between steps. For any thread to ask."""
+        ...
+
+    @property
     def idle(self) -> IdleWork:
         """What to do while there is no work."""
         ...
@@ -88,8 +103,8 @@ class LoopListener(Protocol):
 class EngineLoop:
     """Drives an engine on a thread of its own, which sleeps in its inbox while there is nothing to do.
 
-    ``submit``, ``resume``, ``abort``, ``clear_prefix_cache``, ``ask_timeline``, ``stop`` and ``tick_age_s`` may be
-    called from any thread; what is submitted after the loop has ended is never looked at. The engine is closed by the
+    ``submit``, ``resume``, ``abort``, ``clear_prefix_cache``, ``ask_timeline``, ``stop`` and ``tick`` may be called
+    from any thread; what is submitted after the loop has ended is never looked at. The engine is closed by the
     thread that drove it.
     """
 
@@ -149,10 +164,10 @@ class EngineLoop:
         return self._thread.is_alive()
 
     @property
-    def tick_age_s(self) -> float:
-        """How long the current tick has been going on; 0 while the loop waits for work."""
+    def tick(self) -> Tick:
+        """The tick that is going on; none, of no age, while the loop waits for work."""
         start = self._tick_start
-        return 0.0 if start is None else self._clock.now() - start
+        return NO_TICK if start is None else Tick(self._clock.now() - start, self._engine.expected_step_s)
 
     def _run(self) -> None:
         try:

@@ -128,9 +128,10 @@ class TimelineAnswer(msgspec.Struct, frozen=True, array_like=True, tag="timeline
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
-    """``tick_age_s`` is how long the engine thread has been at its current step; 0 while it is idle."""
+    """How long the engine thread has been at its current step, and how long that is foretold to take; 0 while idle."""
 
     tick_age_s: float
+    expected_s: float = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):

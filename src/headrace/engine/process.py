@@ -30,7 +30,7 @@ from headrace.core.progress import Progress, ProgressUnit
 from headrace.core.request import RequestOutput
 from headrace.core.timeline import SequenceTimeline
 from headrace.engine.heap import settle_heap
-from headrace.engine.loop import DrivenEngine, EngineLoop
+from headrace.engine.loop import NO_TICK, DrivenEngine, EngineLoop
 from headrace.engine.messages import (
     Abort,
     AskTimeline,
@@ -252,7 +252,7 @@ class EngineProcess:
         loop = self._loop
         match message:
             case Ping():
-                self._outbox.put(Pong(0.0 if loop is None else loop.tick_age_s))
+                self._outbox.put(Pong(*(NO_TICK if loop is None else loop.tick)))
             case Shutdown():
                 self._stop()
             case Drain():

@@ -63,7 +63,8 @@ class SupervisorLimits:
     """Periods and counts of supervision; times in seconds.
 
     ``silence_limit_s``: no sign of life, or one step, for longer than this makes the engine not ready;
-    ``hang_limit_s``: for longer than that, and it is killed (``watchdog.py``).
+    ``hang_limit_s``: for longer than that, and it is killed (``watchdog.py``). A step foretold to take long may take
+    so much longer (``life_signs.py``).
     ``restart_delays_s``: waits before consecutive restarts, the last one repeating; the count starts over
     after a life of ``stable_life_s``. ``start_attempts``: how often a first start may die without a word
     before ``start`` gives up, and a later one before the streams that wait for it do. ``max_resumptions``: how
@@ -320,8 +321,8 @@ class EngineSupervisor:
         match message:
             case Outputs(outputs, stats):
                 self._take_step(outputs, stats)
-            case Pong(tick_age_s):
-                self._signs.note_tick_age(tick_age_s, now)
+            case Pong(tick_age_s, expected_s):
+                self._signs.note_tick(tick_age_s, now, expected_s)
             case Refused():
                 self._streams.refuse(message.request_id, message.error())
                 self._reentry.advance()
@@ -337,7 +338,7 @@ class EngineSupervisor:
                 _show(message, self._progress)
 
     def _take_step(self, outputs: list[RequestOutput], stats: StepStats) -> None:
-        self._signs.note_tick_age(0.0, self._clock.now())
+        self._signs.note_tick(0.0, self._clock.now())
         self.last_stats = stats
         self._metrics.observe_step(stats)
         self._streams.deliver(outputs)
@@ -347,7 +348,7 @@ class EngineSupervisor:
         assert self._child is not None
         self._info = info
         self._up_since = self._clock.now()
-        self._signs.note_tick_age(0.0, self._up_since)
+        self._signs.note_tick(0.0, self._up_since)
         self._streams.admit_for(info)
         self._metrics.engine_started(info)
         if self._first_ready.is_set():

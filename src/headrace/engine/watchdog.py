@@ -26,7 +26,7 @@ DUMP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Watchdog:
-    """Watches ``child`` by ``signs``: a silence or a single step longer than ``hang_limit_s`` is its end."""
+    """Watches ``child`` by ``signs``: a silence, or the excess of a step, longer than ``hang_limit_s`` is its end."""
 
     child: EngineChild
     signs: LifeSigns
@@ -48,17 +48,18 @@ class Watchdog:
 
     def _is_stuck(self) -> bool:
         now = self.clock.now()
-        return max(self.signs.silence_s(now), self.signs.tick_age_s()) > self.hang_limit_s
+        return max(self.signs.silence_s(now), self.signs.tick_excess_s()) > self.hang_limit_s
 
     async def _goes_on_after_dump(self) -> bool:
         """Have the stacks of all threads written to the log (standard error), and wake a process that was stopped."""
         now = self.clock.now()
         logger.error(
-            "the engine process (pid %d) hangs: nothing heard for %.1f s, its step takes %.1f s (limit %g s); "
-            "the stacks of its threads follow",
+            "the engine process (pid %d) hangs: nothing heard for %.1f s, its step takes %.1f s and was foretold to "
+            "take %.1f s (limit %g s); the stacks of its threads follow",
             self.child.pid,
             self.signs.silence_s(now),
             self.signs.tick_age_s(),
+            self.signs.expected_s,
             self.hang_limit_s,
         )
         self.child.dump_stacks()
