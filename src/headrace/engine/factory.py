@@ -101,8 +101,7 @@ def build_engine(config: EngineConfig, progress: Progress, listeners: Sequence[S
         check_fits(plan_memory(config, found.source, model, available_memory_bytes()))
     with ThreadPoolExecutor(1, "tokenizer") as beside:
         loading = beside.submit(_load_tokenizer, path, config, stages)
-        with stages.timed("weights"):
-            backend = _BACKENDS[config.backend](config, found, progress)
+        backend = _BACKENDS[config.backend](config, found, progress, stages)
         tokenizer = loading.result()
     limits = backend.limits
     if limits.is_shortened:
@@ -198,15 +197,16 @@ def _mask_threads(config: EngineConfig) -> int:
     return max(1, min(4, num_threads(config) // 4))
 
 
-def _build_native(config: EngineConfig, found: FoundModel, progress: Progress) -> _Backend:
+def _build_native(config: EngineConfig, found: FoundModel, progress: Progress, stages: _Stages) -> _Backend:
     from headrace.executor.native_executor import NativeExecutor, runtime_sizes
     from headrace.executor.native_model import build_program, choose_tuning, load_weights
 
     model = found.model
     threads = num_threads(config)
-    with reported(progress, "weights") as report:
+    with stages.timed("weights"), reported(progress, "weights") as report:
         weights = load_weights(found.source, model, config.dtype, threads, report)
-    tuning = choose_tuning(weights, this_host(), threads, cache_folder())
+    with stages.timed("tuning"):
+        tuning = choose_tuning(weights, this_host(), threads, cache_folder())
     program = build_program(model, weights, tuning)
     _keep_compiled(config, found, weights.packed, program, tuning)
     cache = kv_format(config.kv_cache_dtype, weights.choice)
@@ -240,7 +240,7 @@ def _keep_compiled(
     compiled_cache(config).keep(found.path, config.dtype, write)
 
 
-def _build_torch(config: EngineConfig, found: FoundModel, progress: Progress) -> _Backend:
+def _build_torch(config: EngineConfig, found: FoundModel, progress: Progress, stages: _Stages) -> _Backend:
     source, model = found.source, found.model
     if isinstance(source, CompiledModel):
         raise ConfigError(
@@ -262,7 +262,7 @@ def _build_torch(config: EngineConfig, found: FoundModel, progress: Progress) ->
             "leave --kv-cache-dtype out, or choose --backend native",
             "kv_cache_dtype",
         )
-    with reported(progress, "weights") as report:
+    with stages.timed("weights"), reported(progress, "weights") as report:
         weights = load_weights(source, model, dtype, report)
     limits = resolve_limits(config, model, model.kv_bytes_per_token(dtype.itemsize), available_memory_bytes())
     executor = create_torch_executor(model, weights, limits.num_blocks, config.block_size, num_threads(config))
