@@ -167,7 +167,10 @@ NB_MODULE(_native, m) {
             new (self) ThreadPool(num_threads);
           },
           nb::arg("num_threads"))
-      .def_prop_ro("num_threads", &ThreadPool::num_threads);
+      .def_prop_ro("num_threads", &ThreadPool::num_threads)
+      .def(
+          "pin_workers", [](ThreadPool& self, const std::vector<int>& cpus) { Raise(self.PinWorkers(cpus)); },
+          nb::arg("cpus"));
 
   nb::class_<KvMemory>(m, "KvMemory")
       .def(

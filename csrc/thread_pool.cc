@@ -1,7 +1,13 @@
 #include "thread_pool.h"
 
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
 #endif
@@ -34,6 +40,30 @@ bool SpinForChange(const std::atomic<uint32_t>& epoch, uint32_t seen) {
   return false;
 }
 
+#if defined(__linux__)
+// What keeps threads from being put on `cpus`, or an empty string. A thread may not leave the CPUs its process was
+// started on: the system would let it go wherever no cpuset forbids, beyond what taskset or a supervisor meant.
+std::string PlacementProblem(std::span<const int> cpus) {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
+    return std::string("the CPUs of this process cannot be read: ") + std::strerror(errno);
+  }
+  for (const int cpu : cpus) {
+    if (cpu < 0 || cpu >= CPU_SETSIZE || !CPU_ISSET(cpu, &allowed)) {
+      return "CPU " + std::to_string(cpu) + " is not one that this process may use";
+    }
+  }
+  return {};
+}
+
+int PlaceOn(pthread_t thread, int cpu) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(cpu, &one);
+  return pthread_setaffinity_np(thread, sizeof(one), &one);
+}
+#endif
+
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads) : tickets_(num_threads > 1 ? num_threads : 1) {
@@ -48,6 +78,25 @@ ThreadPool::~ThreadPool() {
   epoch_.fetch_add(1);
   epoch_.notify_all();
   for (std::thread& worker : workers_) worker.join();
+}
+
+std::string ThreadPool::PinWorkers(std::span<const int> cpus) {
+  if (static_cast<int>(cpus.size()) != num_threads()) {
+    return "there must be a CPU for each of the " + std::to_string(num_threads()) + " threads, not " +
+           std::to_string(cpus.size());
+  }
+#if defined(__linux__)
+  if (std::string problem = PlacementProblem(cpus); !problem.empty()) return problem;
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    const int error = PlaceOn(workers_[i].native_handle(), cpus[i + 1]);
+    if (error == 0) continue;
+    return "thread " + std::to_string(i + 1) + " cannot be kept on CPU " + std::to_string(cpus[i + 1]) + ": " +
+           std::strerror(error);
+  }
+  return {};
+#else
+  return "threads can be kept on CPUs on Linux alone";
+#endif
 }
 
 void ThreadPool::RunErased(int num_pieces, Call call, const void* context) {

@@ -8,6 +8,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -22,6 +24,11 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const { return static_cast<int>(tickets_.size()); }
+
+  // Keeps each thread on a CPU of its own: thread t on cpus[t], but not thread 0. That is the caller, and whatever it
+  // starts later, other processes included, would inherit its one CPU; cpus[0] is left free for it instead. Returns
+  // what is wrong, or an empty string. Not while a job runs.
+  std::string PinWorkers(std::span<const int> cpus);
 
   // Calls body(piece, thread) once for each piece in [0, num_pieces), thread in [0, num_threads()), and
   // returns when all are done. One caller at a time. `body` must not throw.

@@ -1,8 +1,13 @@
 #include "../thread_pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <numeric>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 #include "check.h"
 #include "values.h"
@@ -154,6 +159,62 @@ TEST("thread_pool: pools end at once whether their threads are spinning, asleep 
     if (round % 10 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
+
+#if defined(__linux__)
+// The CPUs the calling thread may use.
+std::vector<int> AllowedCpus() {
+  cpu_set_t allowed;
+  CHECK_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &allowed)) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+// What each thread of a pool may use, gathered by the threads themselves.
+std::vector<std::vector<int>> CpusOfThreads(ThreadPool& pool) {
+  std::vector<std::vector<int>> cpus(pool.num_threads());
+  std::atomic<int> num_present{0};
+  pool.Run(pool.num_threads(), [&](int, int thread) {
+    cpus[thread] = AllowedCpus();
+    num_present.fetch_add(1);
+    Eventually([&] { return num_present.load() == pool.num_threads(); });  // so that nobody takes two pieces
+  });
+  return cpus;
+}
+
+TEST("thread_pool: pinned workers keep to their CPU, and the caller to those it had") {
+  const std::vector<int> allowed = AllowedCpus();
+  ThreadPool pool(3);
+  std::vector<int> wanted;
+  for (int thread = 0; thread < 3; ++thread) wanted.push_back(allowed[thread % allowed.size()]);
+  CHECK_EQ(pool.PinWorkers(wanted), "");
+  const auto found = CpusOfThreads(pool);
+  CHECK(found[0] == allowed);
+  for (int thread = 1; thread < 3; ++thread) CHECK(found[thread] == std::vector<int>{wanted[thread]}, thread);
+  CHECK(CountRuns(pool, 70) == std::vector<int>(70, 1));
+}
+
+TEST("thread_pool: CPUs that the process may not use are refused, and no worker is moved") {
+  const std::vector<int> allowed = AllowedCpus();
+  ThreadPool pool(2);
+  for (const int cpu : {-1, CPU_SETSIZE - 1, CPU_SETSIZE, 1 << 30}) {
+    if (std::find(allowed.begin(), allowed.end(), cpu) != allowed.end()) continue;
+    const std::vector<int> cpus = {allowed[0], cpu};
+    CHECK(pool.PinWorkers(cpus).find("may use") != std::string::npos, cpu);
+  }
+  CHECK(CpusOfThreads(pool)[1] == allowed);
+}
+
+TEST("thread_pool: a pool takes as many CPUs as it has threads") {
+  ThreadPool pool(2);
+  const std::vector<int> cpus(3, AllowedCpus()[0]);
+  for (const int count : {0, 1, 3}) {
+    CHECK(pool.PinWorkers(std::span(cpus).first(count)).find("each of the 2 threads") != std::string::npos, count);
+  }
+}
+#endif
 
 }  // namespace
 }  // namespace headrace::tests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from headrace.core.config import EngineConfig
+from headrace.core.errors import ConfigError
 from headrace.core.progress import NullProgress
 from headrace.core.request import FinishReason, Request
 from headrace.core.sampling import SamplingParams
@@ -115,6 +117,19 @@ VARIATIONS = {
 @pytest.mark.parametrize("variation", VARIATIONS)
 def test_tokens_do_not_depend_on(variation, base_config, alone):
     engine = build_engine(msgspec.structs.replace(base_config, **VARIATIONS[variation]), NullProgress())
+    assert answers(engine, requests()) == alone
+    engine.close()
+
+
+def test_tokens_do_not_depend_on_threads_being_kept_on_cpus(base_config, alone):
+    config = msgspec.structs.replace(base_config, pin_threads=True)
+    if base_config.backend == "torch":
+        with pytest.raises(ConfigError, match="pin_threads is for the native backend"):
+            build_engine(config, NullProgress())
+        return
+    if len(os.sched_getaffinity(0)) < config.threads:
+        pytest.skip("this process has one CPU")
+    engine = build_engine(config, NullProgress())
     assert answers(engine, requests()) == alone
     engine.close()
 

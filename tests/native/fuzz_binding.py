@@ -6,6 +6,7 @@ Between the wrong calls a right one must still give the right bits.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -195,6 +196,12 @@ class Fuzz:
     def wrong_pool(self) -> None:
         _native.ThreadPool(self.pick([v for v in [*HUGE, *ODDITIES] if not isinstance(v, int) or not 4 < v <= 1024]))
 
+    def wrong_cpus(self) -> None:
+        cpus = [
+            self.pick([*[min(os.sched_getaffinity(0))] * 40, *HUGE, *ODDITIES]) for _ in range(self.rng.integers(0, 4))
+        ]
+        self.pick(self.pools).pin_workers(self.pick([*[cpus] * 12, *ODDITIES]))
+
     def wrong_program(self) -> None:
         """A program built from spoilt parts; if it is taken, it must run."""
         name = self.pick(list(self.weights))
@@ -284,7 +291,9 @@ class Fuzz:
 
     def wrong_call(self) -> None:
         calls = [self.wrong_head, self.wrong_hidden, self.wrong_memory, self.wrong_workspace, self.wrong_pool]
-        call = self.pick([*calls, *[self.wrong_run] * 4, *[self.wrong_program] * 4, *[self.wrong_packing] * 2])
+        call = self.pick(
+            [*calls, self.wrong_cpus, *[self.wrong_run] * 4, *[self.wrong_program] * 4, *[self.wrong_packing] * 2]
+        )
         name = call.__name__.removeprefix("wrong_")
         try:
             call()

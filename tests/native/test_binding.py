@@ -28,7 +28,7 @@ def test_no_random_wrong_call_crashes_or_harms_a_right_one(seed: int) -> None:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     outcomes = {line.split(maxsplit=1)[1] for line in result.stdout.splitlines()}
-    for call in ("run", "head", "hidden", "memory", "workspace", "pool", "program", "packing"):
+    for call in ("run", "head", "hidden", "memory", "workspace", "pool", "cpus", "program", "packing"):
         assert f"{call}: ValueError" in outcomes
         assert f"{call}: TypeError" in outcomes
         assert f"{call}: taken" in outcomes

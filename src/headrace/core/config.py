@@ -71,6 +71,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: Annotated[
         _Threads | None, _meta("model", "CPU threads of the executor; default: the cores this process may use")
     ] = None
+    pin_threads: Annotated[
+        bool,
+        _meta(
+            "model",
+            "keep each of the threads on one CPU, for a server that has the CPUs it may use to itself (Linux, native)",
+        ),
+    ] = False
     seed: Annotated[
         _Seed | None, _meta("model", "seed of requests that bring none; default: a fresh one per request")
     ] = None

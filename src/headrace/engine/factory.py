@@ -212,6 +212,8 @@ def _build_native(config: EngineConfig, found: FoundModel, progress: Progress, s
     cache = kv_format(config.kv_cache_dtype, weights.choice)
     limits = resolve_limits(config, model, kv_token_bytes(model, cache), available_memory_bytes())
     executor = NativeExecutor(program, runtime_sizes(config, limits.num_blocks, limits.max_model_len, threads), cache)
+    if config.pin_threads:
+        executor.pin_threads()
     return _Backend(
         name="native",
         executor=executor,
@@ -247,6 +249,8 @@ def _build_torch(config: EngineConfig, found: FoundModel, progress: Progress, st
             f"{source.folder} is compiled for the native backend; leave --backend out, or give what it was made from",
             "backend",
         )
+    if config.pin_threads:
+        raise ConfigError("pin_threads is for the native backend; torch places its threads itself", "pin_threads")
     if find_spec("torch") is None:
         raise ConfigError("the torch backend needs torch; install it with: pip install 'headrace[torch]'", "backend")
     # torch's threads busy-wait for each other by default; where cores are shared, that stalls a step tenfold

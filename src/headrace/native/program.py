@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -164,6 +164,13 @@ class NativeRuntime:
     @property
     def num_blocks(self) -> int:
         return self._kv.num_blocks
+
+    def pin_threads(self, cpus: Sequence[int]) -> None:
+        """Keep each thread on its CPU of ``cpus``, except the caller, which is left as it is; see ``cpu_affinity``.
+
+        Raises ``ValueError`` for CPUs that this process may not use.
+        """
+        self._pool.pin_workers(list(cpus))
 
     @property
     def pool(self) -> _native.ThreadPool:
