@@ -30,9 +30,9 @@ class ServedProcess:
 
 
 @contextmanager
-def served(model: Path, *flags: str) -> Iterator[ServedProcess]:
+def served(model: Path, *flags: str, program: str = "headrace.cli.main") -> Iterator[ServedProcess]:
     """Serve ``model`` on a free port until the block ends; the process is killed if it is still there then."""
-    command = [sys.executable, "-m", "headrace.cli.main", "serve", str(model)]
+    command = [sys.executable, "-m", program, "serve", str(model)]
     settings = ["--port", "0", "--kv-cache-bytes", "1MiB", "--threads", "1"]
     child = subprocess.Popen([*command, *settings, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None

@@ -15,6 +15,8 @@ from headrace.engine.tool_formats import CallStyle, ToolFormat
 
 _BETWEEN = " \t\r\n"
 _BEFORE_OBJECT = _BETWEEN + "[,;"
+_MAX_NAME_CHARS = 1024
+"""A longer name of a function is none: nobody declared it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class ReasoningSplitter:
         self._begin = begin
         self._end = end
         self._held = ""
+        self._gap: list[str] = []  # blanks in front, which are the answer's unless it begins with reasoning
         self._state = self._inside if is_inside else self._start
 
     def push(self, text: str) -> list[Part]:
@@ -68,17 +71,21 @@ class ReasoningSplitter:
                 return parts
 
     def finish(self) -> list[Part]:
-        text, self._held = self._held, ""
+        text = self._with_gap()
+        self._held = ""
         if not text or self._state == self._between:
             return []
         return [Reasoning(text) if self._state == self._inside else Content(text)]
 
     def _start(self) -> list[Part]:
         shown = self._held.lstrip()
+        self._gap.append(self._held[: len(self._held) - len(shown)])
+        self._held = shown
         if shown.startswith(self._begin):
             self._held, self._state = shown[len(self._begin) :], self._inside
+            self._gap.clear()
         elif shown and not self._begin.startswith(shown):
-            self._state = self._outside
+            self._held, self._state = self._with_gap(), self._outside
         return []
 
     def _inside(self) -> list[Part]:
@@ -100,16 +107,26 @@ class ReasoningSplitter:
         text, self._held = self._held, ""
         return [Content(text)] if text else []
 
+    def _with_gap(self) -> str:
+        text = "".join([*self._gap, self._held])
+        self._gap.clear()
+        return text
+
 
 class ToolCallSplitter:
-    """Finds the calls of one answer in its text."""
+    """Finds the calls of one answer in its text.
+
+    What may grow with the answer is kept as a list of pieces and joined once; the text held back stays short.
+    """
 
     def __init__(self, tool_format: ToolFormat) -> None:
         self._format = tool_format
         self._held = ""
-        self._raw = ""  # what has been passed over since the call seemed to begin, in case it was none
-        self._blank = ""  # blanks that are content only if something follows them
+        self._raw: list[str] = []  # what has been passed over since the call seemed to begin, in case it was none
+        self._gap: list[str] = []  # blanks in front of the held text
+        self._blanks: list[str] = []  # blanks that are content only if something follows them
         self._reader: ObjectReader | None = None
+        self._written: list[str] = []  # of calls in Python
         self._num_calls = 0
         self._state = self._start if not tool_format.trigger else self._text
 
@@ -130,25 +147,28 @@ class ToolCallSplitter:
             return []
         if self._state == self._after:
             return []
-        rest, self._raw, self._held = self._raw + self._held, "", ""
+        rest = "".join([*self._raw, *self._gap, self._held])
+        self._held = ""
         return self._content(rest)
 
     # -- states: each takes what it can from the held text
 
     def _start(self) -> list[Part]:
         """Whether a whole answer is calls shows at its first character that is not blank."""
-        shown = self._held.lstrip()
+        shown = self._shown(None)
         if not shown or held_back(shown, self._format.leads) == len(shown):
             return []
         lead = next((each for each in self._format.leads if shown.startswith(each)), None)
         if lead is None:
             self._state = self._plain
+            self._give_gap_back()
         elif lead == "[" and self._format.style is CallStyle.PYTHON:
             self._state = self._python
+            self._give_gap_back()
         else:
-            self._held = shown if lead == "{" else shown[len(lead) :]
-            self._raw = "" if lead == "{" else lead
+            self._raw = [] if lead == "{" else [self._take(len(lead))]
             self._state = self._seek
+            self._gap.clear()
         return []
 
     def _plain(self) -> list[Part]:
@@ -160,34 +180,33 @@ class ToolCallSplitter:
         if found < 0:
             return self._content(self._take(len(self._held) - held_back(self._held, [trigger])))
         parts = self._content(self._take(found))
-        self._raw = self._take(len(trigger))
+        self._raw = [self._take(len(trigger))]
         self._state = self._python if self._format.style is CallStyle.PYTHON else self._seek
         return parts
 
     def _seek(self) -> list[Part]:
         """Between the announcement of a call and the call."""
-        if self._format.style is CallStyle.NAMED and self._num_begun_names():
-            return self._name()
-        size = len(self._held) - len(self._held.lstrip(_BEFORE_OBJECT))
-        self._raw += self._take(size)
+        is_named = self._format.style is CallStyle.NAMED
+        passed = self._held.lstrip() if is_named else self._held.lstrip(_BEFORE_OBJECT)
+        self._raw.append(self._take(len(self._held) - len(passed)))
         if not self._held:
             return []
-        if self._held[0] != "{" or self._format.style is CallStyle.NAMED:
+        if is_named:
+            return self._name()
+        if self._held[0] != "{":
             return self._not_a_call()
         self._begin_call(None)
         return []
 
-    def _num_begun_names(self) -> bool:
-        """Whether the held text may still be, or is, the beginning of a named call."""
-        begin = self._format.before_name
-        shown = self._held.lstrip()
-        return shown.startswith(begin) or begin.startswith(shown)
-
     def _name(self) -> list[Part]:
+        """A named call up to its arguments, once all of that is there."""
         begin, end = self._format.before_name, self._format.before_arguments
-        shown = self._held.lstrip()
-        name, found, _ = shown.removeprefix(begin).partition(end)
-        if not shown.startswith(begin) or not found:
+        if not self._held.startswith(begin):
+            return [] if begin.startswith(self._held) else self._not_a_call()
+        name, found, _ = self._held.removeprefix(begin).partition(end)
+        if len(name) > _MAX_NAME_CHARS:
+            return self._not_a_call()
+        if not found:
             return []
         self._take(self._held.index(end) + len(end))
         self._begin_call(name.strip())
@@ -197,7 +216,7 @@ class ToolCallSplitter:
         assert self._reader is not None
         was_named = self._reader.name is not None
         size = self._reader.push(self._held)
-        self._raw += self._take(size)
+        self._raw.append(self._take(size))
         parts: list[Part] = []
         if self._reader.name is not None:
             if not was_named:
@@ -209,37 +228,41 @@ class ToolCallSplitter:
             return self._not_a_call()
         if not self._reader.has_arguments:
             parts += self._more("{}")
-        self._raw, self._reader = "", None
+        self._raw, self._reader = [], None
         self._num_calls += 1
         self._state = self._after
         return parts
 
     def _after(self) -> list[Part]:
         """Behind a call: what closes it, then the next or text again."""
-        shown = self._held.lstrip(_BETWEEN)
+        shown = self._shown(_BETWEEN)
         ways = (*self._format.closers, *filter(None, [self._format.trigger]))
         if not shown or (held_back(shown, ways) == len(shown) and shown not in self._format.closers):
             return []
         if self._format.trigger and shown.startswith(self._format.trigger):
-            self._held, self._state = shown, self._text
+            self._state = self._text
         elif closer := next((each for each in self._format.closers if shown.startswith(each)), None):
-            self._held = shown[len(closer) :]
+            self._take(len(closer))
         elif shown[0] in "{" or shown.startswith(self._format.before_name):
-            self._held, self._state = shown, self._seek
+            self._state = self._seek
         elif self._format.style is CallStyle.NAMED and self._format.before_name.startswith(shown):
             return []
         else:
             self._state = self._text if self._format.trigger else self._plain
+            self._give_gap_back()
+        self._gap.clear()
         return []
 
     def _python(self) -> list[Part]:
         """Python calls are read when they are complete: their values are no JSON yet."""
+        self._written.append(self._take(len(self._held)))
         return []
 
     def _finish_python(self) -> list[Part]:
-        calls = read_python_calls(self._held, self._format.closers)
+        written = "".join(self._written)
+        calls = read_python_calls(written, self._format.closers)
         if calls is None:
-            return self._content(self._raw + self._held)
+            return self._content("".join(self._raw) + written)
         parts: list[Part] = []
         for index, (name, arguments) in enumerate(calls):
             parts += [CallBegun(index, name), CallArguments(index, arguments)]
@@ -253,7 +276,7 @@ class ToolCallSplitter:
         self._state = self._arguments
 
     def _not_a_call(self) -> list[Part]:
-        raw, self._raw, self._reader = self._raw, "", None
+        raw, self._raw, self._reader = "".join(self._raw), [], None
         self._state = self._text if self._format.trigger else self._plain
         return self._content(raw)
 
@@ -266,10 +289,23 @@ class ToolCallSplitter:
 
     def _content(self, text: str) -> list[Part]:
         """Content, with blanks held until something follows them: those before a call are nobody's."""
-        text = self._blank + text
         kept = text.rstrip(_BETWEEN)
-        self._blank = text[len(kept) :]
-        return [Content(kept)] if kept else []
+        if not kept:
+            self._blanks.append(text)
+            return []
+        whole = "".join([*self._blanks, kept])
+        self._blanks = [text[len(kept) :]]
+        return [Content(whole)]
+
+    def _shown(self, blanks: str | None) -> str:
+        """The held text from its first character that is none of ``blanks``; those in front go into the gap."""
+        shown = self._held.lstrip(blanks)
+        self._gap.append(self._take(len(self._held) - len(shown)))
+        return shown
+
+    def _give_gap_back(self) -> None:
+        self._held = "".join([*self._gap, self._held])
+        self._gap.clear()
 
 
 class AnswerParts:

@@ -25,9 +25,9 @@ class ObjectReader:
         self._is_string = False
         self._is_escaped = False
         self._key: str | None = None
-        self._token = ""  # the string being read where a key stands, or the value of the name
+        self._token: list[str] = []  # the string being read where a key stands, or the value of the name
         self._unread: list[str] = []
-        self._blanks = ""
+        self._blanks: list[str] = []
 
     def push(self, text: str) -> int:
         """Read up to the object's end; how many characters were read."""
@@ -71,7 +71,7 @@ class ObjectReader:
             return True
         if char == ":" and self._key is None:
             self._key = _string(self._token)
-            self._token = ""
+            self._token = []
             return True
         if char == "," and self._depth == 1:
             self._end_value()
@@ -82,26 +82,27 @@ class ObjectReader:
         if self._key in ARGUMENT_KEYS:
             self._read_arguments(char)
         elif self._key is None or self._key == "name":
-            self._token += char
+            self._token.append(char)
 
     def _read_arguments(self, char: str) -> None:
         """Blanks around a value are not part of it, those inside are."""
         if char.isspace() and not self._is_string:
-            self._blanks += char if self.has_arguments else ""
+            if self.has_arguments:
+                self._blanks.append(char)
             return
         self.has_arguments = True
-        self._unread.append(self._blanks + char)
-        self._blanks = ""
+        self._unread += [*self._blanks, char]
+        self._blanks = []
 
     def _end_value(self) -> None:
         if self._key == "name":
             self.name = _string(self._token)
-        self._key, self._token, self._blanks = None, "", ""
+        self._key, self._token, self._blanks = None, [], []
 
 
-def _string(text: str) -> str | None:
+def _string(pieces: Sequence[str]) -> str | None:
     try:
-        value = json.loads(text)
+        value = json.loads("".join(pieces))
     except ValueError:
         return None
     return value if isinstance(value, str) else None

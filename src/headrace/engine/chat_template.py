@@ -114,8 +114,10 @@ class ChatTemplate:
                 budget.weigh(value)
             template = jinja2.Template.from_code(sandbox, code, sandbox.make_globals(None))
             for piece in template.generate(variables):
-                budget.emit(piece)
-                pieces.append(piece)
+                budget.weigh(piece)  # what a filter made of a block need not be a text
+                text = str(piece)
+                budget.emit(text)
+                pieces.append(text)
         except InvalidRequest:
             raise
         except Exception as error:  # a template is a program; whatever it raises says it cannot show these messages

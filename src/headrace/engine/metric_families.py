@@ -82,7 +82,7 @@ class MetricFamilies:
         )
         self.engine_up = self._gauge("engine_up", "Whether an engine is loaded, 0 or 1")
         self.event_loop_lag = self._gauge(
-            "event_loop_lag_seconds", "How late the API event loop ran its latest timer, in seconds"
+            "event_loop_lag_seconds", "How late the API event loop ran a timer, the worst of the last ten seconds"
         )
 
     def _define_counters(self) -> None:

@@ -19,15 +19,18 @@ from typing import IO, TypeVar
 import llguidance
 import msgspec
 
-from headrace.core.constraint import Constraint
+from headrace.core.constraint import Constraint, ConstraintKind
 from headrace.core.errors import InvalidRequest
 from headrace.grammar.builder import build_matcher, check_beginning
-from headrace.grammar.compiler import GrammarText, compile_constraint
+from headrace.grammar.compiler import GrammarText, compile_constraint, read_schema
 from headrace.grammar.frames import read_frame, write_frame
 from headrace.grammar.limits import COMPILE_STACK_BYTES, GrammarLimits
+from headrace.grammar.schema.regexes import patterns_of
 from headrace.grammar.vocabulary import VocabularyTable, library_tokenizer
 
 T = TypeVar("T")
+
+_BAD_REGEX = "regex parse error"
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -87,10 +90,23 @@ def judge(constraint: Constraint, bench: Bench) -> Verdict:
         grammar = compile_constraint(constraint, bench.limits, bench.special_tokens)
         check_beginning(bench.tokenizer, build_matcher(bench.tokenizer, grammar.text))
     except InvalidRequest as error:
-        return Verdict(message=error.message, param=error.param)
+        return Verdict(message=_with_place(error.message, constraint, bench), param=error.param)
     except (RecursionError, MemoryError) as error:
         return Verdict(message=f"the {constraint.kind.value} is too large to compile ({type(error).__name__})")
     return Verdict(grammar)
+
+
+def _with_place(message: str, constraint: Constraint, bench: Bench) -> str:
+    """``message``, with the place in the schema of the first regex that is wrong: the library does not tell it."""
+    if constraint.kind is not ConstraintKind.JSON_SCHEMA or not message.startswith(_BAD_REGEX):
+        return message
+    for place, regex in patterns_of(read_schema(constraint.source, bench.limits)):
+        alone = Constraint(ConstraintKind.REGEX, regex)
+        try:
+            build_matcher(bench.tokenizer, compile_constraint(alone, bench.limits).text)
+        except InvalidRequest as error:
+            return f"#{place}: {error.message}"
+    return message
 
 
 def on_big_stack(work: Callable[[], T]) -> T:

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.core.client import ServedClient
-from headrace.core.clock import Clock, WallClock
+from headrace.core.clock import WallClock
 from headrace.core.config import ServeConfig
 from headrace.core.request_limits import RequestLimits
 from headrace.engine.request_builder import RequestBuilder
@@ -37,6 +37,7 @@ from headrace.server.errors import status_refusal
 from headrace.server.event_stream import KEEP_ALIVE_S
 from headrace.server.key_file import read_key_file
 from headrace.server.limits import BodyLimits, HeaderLimits, HostCheck
+from headrace.server.loop_lag import watch_loop_lag
 from headrace.server.model_names import model_names
 from headrace.server.openapi import openapi_document
 from headrace.server.prompts import ChatEncoder, PromptReader
@@ -46,7 +47,6 @@ from headrace.server.tokenizer_port import ServedTokenizer
 from headrace.server.traffic import Traffic
 
 MAX_WORKERS = 4
-LAG_PERIOD_S = 0.5
 
 
 def create_app(
@@ -125,20 +125,12 @@ def app_of(context: ServerContext) -> Starlette:
 
 @asynccontextmanager
 async def _lifespan(context: ServerContext, app: Starlette) -> AsyncIterator[None]:
-    lag = asyncio.create_task(_measure_lag(context.clock, context.metrics.observe_event_loop_lag))
+    lag = asyncio.create_task(watch_loop_lag(context.clock, context.metrics.observe_event_loop_lag))
     try:
         yield
     finally:
         lag.cancel()
         context.workers.shutdown(wait=False, cancel_futures=True)
-
-
-async def _measure_lag(clock: Clock, observe: Callable[[float], None]) -> None:
-    """Report how late the event loop wakes a sleeper: the time its longest callback holds everyone up."""
-    while True:
-        due = clock.now() + LAG_PERIOD_S
-        await asyncio.sleep(LAG_PERIOD_S)
-        observe(max(0.0, clock.now() - due))
 
 
 def _route(spec: RouteSpec, context: ServerContext) -> Route:

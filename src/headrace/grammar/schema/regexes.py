@@ -1,9 +1,26 @@
-"""Regular expressions that the lowering writes itself."""
+"""Regular expressions: those that the lowering writes itself, and where a schema has its own."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+
+from headrace.grammar.schema.keywords import pointer
+
+
+def patterns_of(schema: object, place: str = "") -> Iterator[tuple[str, str]]:
+    """The regexes of a schema with their places, as JSON pointers."""
+    if isinstance(schema, list):
+        for index, each in enumerate(schema):
+            yield from patterns_of(each, pointer(place, index))
+    elif isinstance(schema, dict):
+        for name, value in schema.items():
+            where = pointer(place, name)
+            if name == "pattern" and isinstance(value, str):
+                yield where, value
+            elif name == "patternProperties" and isinstance(value, dict):
+                yield from ((pointer(where, regex), regex) for regex in value)
+            yield from patterns_of(value, where)
 
 
 def literal(text: str) -> str:

@@ -1,0 +1,60 @@
+"""Writes ``requirements.lock``: one version and one digest for everything CI installs. ``python -m tests.lock``.
+
+pip chooses, within ``constraints.txt``, and says what it has chosen; nothing is installed. The lock is for the machine
+that CI runs on (CPython 3.11, Linux, x86-64); with another pair the digests of compiled packages differ.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+LOCK = ROOT / "requirements.lock"
+EXTRAS = ("torch", "test")
+_HEAD = """\
+# Everything that CI installs, with the digest of what is downloaded. Written by `make lock`; for CPython 3.11 on Linux
+# x86-64. `pip install --require-hashes -r requirements.lock` takes these files or none.
+"""
+_LOCAL_VERSION = re.compile(r"\+.*")
+"""torch calls its plain CPU build 2.13.0+cpu; the digest is that build's."""
+
+
+def declared() -> list[str]:
+    """What ``pyproject.toml`` asks for: to build, to run and to test."""
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = document["project"]
+    extras = [each for extra in EXTRAS for each in project["optional-dependencies"][extra]]
+    return [*document["build-system"]["requires"], *project["dependencies"], *extras]
+
+
+def chosen() -> list[dict[str, Any]]:
+    """pip's report of what it would install into an empty environment."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--ignore-installed", "--dry-run", "--report", "-"]
+    command += ["-c", str(ROOT / "constraints.txt"), *declared()]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return list(report["install"])
+
+
+def entries(installs: list[dict[str, Any]]) -> Iterator[str]:
+    """Lines of the lock, by name."""
+    for each in sorted(installs, key=lambda each: str(each["metadata"]["name"]).lower()):
+        version = _LOCAL_VERSION.sub("", each["metadata"]["version"])
+        digest = each["download_info"]["archive_info"]["hashes"]["sha256"]
+        yield f"{each['metadata']['name'].lower()}=={version} \\\n    --hash=sha256:{digest}\n"
+
+
+def main() -> int:
+    LOCK.write_text(_HEAD + "".join(entries(chosen())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

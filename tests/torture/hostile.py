@@ -1,0 +1,147 @@
+"""The long runs of hostile input: ``python -m tests.torture.hostile files|sources|http [--count N] [--first N]``.
+
+Each prints one table and fails if anything in it is not as it should be. A failing seed fails again alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from headrace.core.errors import InvalidRequest
+from headrace.grammar.limits import GrammarLimits
+from headrace.grammar.worker_process import CompileCrash, CompileTimeout, WorkerProcess
+from tests.grammar.vocabulary import TABLE
+from tests.hostile import files
+from tests.hostile.http_fuzz import FuzzReport, fuzz
+from tests.hostile.openapi import check_description
+from tests.hostile.sources import source
+from tests.server.served_process import ServedProcess, served
+from tests.tiny_model import write_tiny_model
+from tests.torture.processes import num_files, num_threads, private_bytes
+
+Table = dict[str, object]
+"""What was found, by name; ``failures`` is a list that must be empty."""
+
+_BATCH = 2_000
+_EXAMPLES_PER_HUNDRED = 1
+_SLOW_CLIENT = ("--header-read-s", "1", "--body-read-s", "1", "--max-connections", "512")
+
+
+def run_files(first: int, count: int) -> Table:
+    started = time.monotonic()
+    report = files.run(first, count)
+    return {
+        "mutants": report.num_mutants,
+        "read": report.num_read,
+        "refused": report.num_refused,
+        "longest, s": round(report.longest_s, 3),
+        "memory beyond the start, MB": round(report.peak_bytes / 1e6, 1),
+        "took, s": round(time.monotonic() - started),
+        "failures": report.failures,
+    }
+
+
+def run_sources(first: int, count: int) -> Table:
+    """Have the guarded worker compile them; a crash or time-out costs the worker and is counted."""
+    started, ends, longest_s = time.monotonic(), Counter[str](), 0.0
+    with contextlib.closing(WorkerProcess(TABLE, GrammarLimits())) as worker:
+        for seed in range(first, first + count):
+            begun = time.monotonic()
+            try:
+                worker.compile(source(seed))
+                ends["compiled"] += 1
+            except CompileTimeout:
+                ends["out of time"] += 1
+            except CompileCrash:
+                ends["worker died"] += 1
+            except InvalidRequest:
+                ends["refused"] += 1
+            longest_s = max(longest_s, time.monotonic() - begun)
+    took_s = round(time.monotonic() - started)
+    return {"sources": count, **ends, "longest, s": round(longest_s, 2), "took, s": took_s, "failures": []}
+
+
+def run_http(first: int, count: int) -> Table:
+    """Raw connections, then cases of schemathesis, against a real server of a tiny model."""
+    started, found = time.monotonic(), FuzzReport()
+    with tempfile.TemporaryDirectory() as folder, served(write_tiny_model(Path(folder)), *_SLOW_CLIENT) as server:
+        engine = server.engine_pid()
+        _connect(server, first, min(count, _BATCH), found)  # whatever is made once is made by now
+        before = _held(server)
+        for start in range(first + _BATCH, first + count, _BATCH):
+            _connect(server, start, min(_BATCH, first + count - start), found)
+        described = check_description(server.root, max(1, count * _EXAMPLES_PER_HUNDRED // 10_000), seed=first)
+        failures = [*found.failures, *described.failures]
+        with httpx.Client(base_url=server.root, timeout=60) as http:
+            if http.get("/health").status_code != 200:
+                failures.append("the server is not healthy afterwards")
+        if server.engine_pid() != engine:
+            failures.append("the engine has died")
+        after = _held(server)
+    statuses = found.statuses + described.statuses
+    return {
+        "connections": found.num_connections,
+        "described cases": sum(described.statuses.values()),
+        **{f"status {status}": number for status, number in sorted(statuses.items())},
+        "more threads": after[0] - before[0],
+        "more files": after[1] - before[1],
+        "more private memory, MB": round((after[2] - before[2]) / 1e6, 1),
+        "took, s": round(time.monotonic() - started),
+        "failures": failures,
+    }
+
+
+def _connect(server: ServedProcess, first: int, count: int, found: FuzzReport) -> None:
+    report = asyncio.run(fuzz("127.0.0.1", int(server.root.rpartition(":")[2]), first, count))
+    found.num_connections += report.num_connections
+    found.statuses += report.statuses
+    found.failures += report.failures
+
+
+def _held(server: ServedProcess) -> tuple[int, int, int]:
+    """Threads, files and private memory of both processes, once the last connections are gone."""
+    time.sleep(2)
+    engine = server.engine_pid()
+    pids = [server.process.pid, *([] if engine is None else [engine])]
+    return sum(map(num_threads, pids)), sum(map(num_files, pids)), sum(map(private_bytes, pids))
+
+
+RUNS: dict[str, tuple[Callable[[int, int], Table], int]] = {
+    "files": (run_files, 50_000),
+    "sources": (run_sources, 20_000),
+    "http": (run_http, 200_000),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=RUNS)
+    parser.add_argument("--count", type=int)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    run, usual = RUNS[arguments.kind]
+    table = run(arguments.first, arguments.count or usual)
+    failures = table.pop("failures")
+    assert isinstance(failures, list)
+    width = max(map(len, table))
+    print("\n".join(f"{name:<{width}}  {value}" for name, value in table.items()))
+    print("\n".join([f"{'failures':<{width}}  {len(failures)}", *failures[:20]]))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({**table, "failures": failures}))
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
