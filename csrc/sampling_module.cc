@@ -115,9 +115,11 @@ void BindSampling(nb::module_& m) {
   m.def(
       "sample",
       [](const Array<float, 2>& logits, const BoundBatch& batch, ThreadPool& pool, SamplingWorkspace& workspace,
-         const OutArray<int32_t, 1>& token_ids, const OutArray<int32_t, 1>& statuses, const BoundLogprobs& logprobs) {
+         const OutArray<int32_t, 1>& token_ids, const OutArray<int32_t, 1>& statuses,
+         const OutArray<float, 1>& masked_mass, const BoundLogprobs& logprobs) {
         const SampledRows out{Span(token_ids),
                               {reinterpret_cast<RowStatus*>(statuses.data()), statuses.size()},
+                              Span(masked_mass),
                               logprobs.columns()};
         const LogitRows rows = RowsOf(logits);
         const SampleBatch columns = batch.batch(workspace.vocab_size());
@@ -129,7 +131,7 @@ void BindSampling(nb::module_& m) {
         Raise(problem);
       },
       nb::arg("logits").noconvert(), nb::arg("batch"), nb::arg("pool"), nb::arg("workspace"), nb::arg("token_ids").noconvert(),
-      nb::arg("statuses").noconvert(), nb::arg("logprobs").noconvert());
+      nb::arg("statuses").noconvert(), nb::arg("masked_mass").noconvert(), nb::arg("logprobs").noconvert());
 
   m.def(
       "report_logprobs",

@@ -13,6 +13,9 @@ namespace {
 
 constexpr int32_t kNoToken = -1;
 
+// Blocks that lie this far below a row's peak are left out of its mass: 2**22 such tokens add 6e-5 to it.
+constexpr float kNegligible = -25.0f;
+
 // The row with its maxima; a peak that is not finite says that the row is unusable.
 PeakedRow PeaksOf(const float* logits, int size, const SamplingKernels& kernels, float* maxima) {
   PeakedRow row{logits, size, maxima, std::numeric_limits<float>::quiet_NaN()};
@@ -64,6 +67,39 @@ void Report(const PeakedRow& row, int token_id, int num_top, const SamplingKerne
   }
 }
 
+// Whether the bits of `size` tokens are all set, or all clear.
+bool AllowsAll(const uint32_t* mask, int size) {
+  const int words = size / 32;
+  if (!std::all_of(mask, mask + words, [](uint32_t word) { return word == ~0u; })) return false;
+  const uint32_t rest = (1u << (size % 32)) - 1;
+  return rest == 0 || (mask[words] & rest) == rest;
+}
+
+bool AllowsNone(const uint32_t* mask, int size) {
+  const int words = size / 32;
+  if (!std::all_of(mask, mask + words, [](uint32_t word) { return word == 0; })) return false;
+  const uint32_t rest = (1u << (size % 32)) - 1;
+  return rest == 0 || (mask[words] & rest) == 0;
+}
+
+// The share of a row's probability, as softmax gives it, that lies on tokens a mask forbids. Costs an exponential for
+// each token of the blocks that count, and two where a block has both allowed and forbidden ones.
+float MaskedMass(const PeakedRow& row, const uint32_t* mask, const SamplingKernels& kernels) {
+  if (mask == nullptr || AllowsAll(mask, row.size)) return 0.0f;
+  double total = 0.0, allowed = 0.0;
+  for (int block = 0; block < row.num_blocks(); ++block) {
+    if (row.maxima[block] - row.peak < kNegligible) continue;
+    const int size = row.block_size(block);
+    const float* logits = row.logits + block * kTokenBlock;
+    const uint32_t* words = mask + block * (kTokenBlock / 32);
+    const double sum = kernels.sum_exp_block(logits, size, row.peak);
+    total += sum;
+    if (AllowsNone(words, size)) continue;
+    allowed += AllowsAll(words, size) ? sum : kernels.sum_exp_allowed_block(logits, words, size, row.peak);
+  }
+  return static_cast<float>(std::clamp(1.0 - allowed / total, 0.0, 1.0));
+}
+
 // One row's parameters, picked from the columns.
 class RowView {
  public:
@@ -74,6 +110,7 @@ class RowView {
 
   bool is_greedy() const { return Real(SampleBatch::kTemperature) == 0.0 || Integer(SampleBatch::kTopK) == 1; }
   int num_top() const { return static_cast<int>(Integer(SampleBatch::kNumTop)); }
+  const uint32_t* mask() const { return mask_; }
 
   DrawRule rule() const {
     return {.temperature = Real(SampleBatch::kTemperature),
@@ -119,7 +156,9 @@ void SampleRow(const float* logits, const RowView& view, SamplingWorkspace& work
   const PeakedRow raw = PeaksOf(logits, size, kernels, scratch.maxima.get());
   out.token_ids[index] = kNoToken;
   out.statuses[index] = RowStatus::kNotFinite;
+  out.masked_mass[index] = 0.0f;
   if (!std::isfinite(raw.peak)) return;
+  out.masked_mass[index] = MaskedMass(raw, view.mask(), kernels);
   PeakedRow row = raw;
   const LogitEdits edits = view.edits();
   if (!edits.change_nothing()) {
@@ -180,7 +219,7 @@ std::string CheckBatch(const LogitRows& logits, const SampleBatch& batch, const 
   const size_t words = (static_cast<size_t>(workspace.vocab_size()) + 31) / 32;
   if (batch.reals.size() != num_rows * SampleBatch::kNumReals ||
       batch.integers.size() != num_rows * SampleBatch::kNumIntegers || out.token_ids.size() != num_rows ||
-      out.statuses.size() != num_rows) {
+      out.statuses.size() != num_rows || out.masked_mass.size() != num_rows) {
     return "parameters and logits have different numbers of rows";
   }
   if (!batch.token_mask.empty() && batch.token_mask.size() != num_rows * words) return "the token mask has another shape";

@@ -76,6 +76,7 @@ struct LogprobColumns {
 struct SampledRows {
   std::span<int32_t> token_ids;   // [S], -1 where a row failed
   std::span<RowStatus> statuses;  // [S]
+  std::span<float> masked_mass;   // [S]: how likely a token was that the token mask forbids, in [0, 1]
   LogprobColumns logprobs;        // of the rows that ask and have not failed
 };
 

@@ -213,6 +213,13 @@ float SumExpBlock(const float* x, int count, float peak) {
   return sum;
 }
 
+// The sum of e**(x - peak) over those of one block whose bit of mask is set. Bit i is bit i % 32 of word i / 32.
+float SumExpAllowedBlock(const float* x, const uint32_t* mask, int count, float peak) {
+  float kept[kTokenBlock];
+  CopyAllowed(x, mask, count, kept);
+  return SumExpBlock(kept, count, peak);
+}
+
 // How many of x are larger than value.
 int CountAbove(const float* x, int count, float value) {
   int above = 0;
@@ -227,6 +234,7 @@ constexpr SamplingKernels kSamplingKernels = {
     .bin_block = BinBlock,
     .drop_block = DropBlock,
     .sum_exp_block = SumExpBlock,
+    .sum_exp_allowed_block = SumExpAllowedBlock,
     .count_above = CountAbove,
 };
 

@@ -35,6 +35,7 @@ struct SamplingKernels {
   void (*bin_block)(const float* x, int count, const BinTask& task, int32_t* bins);
   double (*drop_block)(const float* x, int count, float border, int num_ties, uint32_t* weights);
   float (*sum_exp_block)(const float* x, int count, float peak);
+  float (*sum_exp_allowed_block)(const float* x, const uint32_t* mask, int count, float peak);
   int (*count_above)(const float* x, int count, float value);
 };
 

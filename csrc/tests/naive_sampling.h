@@ -53,6 +53,18 @@ inline std::vector<float> NaiveEdits(const std::vector<float>& logits, const Par
   return edited;
 }
 
+inline double NaiveMaskedMass(const std::vector<float>& logits, const std::vector<uint32_t>& mask) {
+  const double peak = *std::max_element(logits.begin(), logits.end());
+  if (!std::isfinite(peak)) return 0.0;
+  double total = 0.0, masked = 0.0;
+  for (int token = 0; token < static_cast<int>(logits.size()); ++token) {
+    const double weight = std::exp(logits[token] - peak);
+    total += weight;
+    if (IsMasked(mask, token)) masked += weight;
+  }
+  return std::isnan(total) ? 0.0 : masked / total;
+}
+
 inline std::vector<int> NaiveRanking(const std::vector<float>& logits) {
   std::vector<int> ranking(logits.size());
   std::iota(ranking.begin(), ranking.end(), 0);

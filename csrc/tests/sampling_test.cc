@@ -58,13 +58,13 @@ struct Results {
   int num_top;
   std::vector<int32_t> token_ids, ranks, top_ids;
   std::vector<RowStatus> statuses;
-  std::vector<float> logprobs, top_logprobs;
+  std::vector<float> logprobs, top_logprobs, masked_mass;
 
   Results(int num_rows, int most)
       : num_top(most), token_ids(num_rows), ranks(num_rows), top_ids(num_rows * most), statuses(num_rows),
-        logprobs(num_rows), top_logprobs(num_rows * most) {}
+        logprobs(num_rows), top_logprobs(num_rows * most), masked_mass(num_rows, 7.0f) {}
   LogprobColumns columns() { return {logprobs, ranks, top_ids, top_logprobs, num_top}; }
-  SampledRows rows() { return {token_ids, statuses, columns()}; }
+  SampledRows rows() { return {token_ids, statuses, masked_mass, columns()}; }
 };
 
 std::vector<float> RandomLogits(Random& random, int size) {
@@ -166,6 +166,8 @@ void CheckTokens(const Kernels& kernels, int size, int num_rounds, ThreadPool& p
       const NaiveResult expected = NaiveSample(logits[row], parameters[row], masks[row]);
       CHECK(results.statuses[row] == expected.status, kernels.name, "size", size, "round", round, "row", row);
       CHECK_EQ(results.token_ids[row], expected.token, kernels.name, "size", size, "round", round, "row", row);
+      CHECK(std::fabs(results.masked_mass[row] - NaiveMaskedMass(logits[row], masks[row])) < 1e-4, kernels.name, "size",
+            size, "round", round, "row", row, "mass", results.masked_mass[row]);
       if (expected.token >= 0 && parameters[row].num_top >= 0) {
         CheckLogprobs(logits[row], expected.token, parameters[row].num_top, results, row);
       }

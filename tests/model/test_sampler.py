@@ -163,6 +163,16 @@ def test_the_token_mask_allows_exactly_its_bits() -> None:
     assert all(allowed[row][token] for row, token in enumerate(sampled.token_ids))
 
 
+def test_the_masked_mass_is_the_probability_of_what_the_mask_forbids() -> None:
+    logits = _logits(3)
+    logits[2, 0] = math.nan
+    mask = np.full((3, (VOCAB + 31) // 32), -1, np.int32)
+    mask[0, 0] = 0
+    shares = _sample(logits, [_spec()] * 3, mask).masked_mass
+    assert shares == pytest.approx([float(logits[0].softmax(0)[:32].sum()), 0.0, 0.0], abs=1e-6)
+    assert _sample(logits, [_spec()] * 3).masked_mass == [0.0] * 3
+
+
 def test_equal_logits_are_ranked_by_token_id() -> None:
     logits = torch.zeros(1, 3000)
     assert _sample(logits, [_spec(temperature=0.0)]).token_ids == [0]

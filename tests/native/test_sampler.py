@@ -74,6 +74,24 @@ def test_the_token_mask_allows_exactly_its_bits() -> None:
     assert _sample(logits, specs, bitmask(allowed)).token_ids == expected
 
 
+@pytest.mark.parametrize("vocab_size", [1, 31, 33, VOCAB, 128, 1000, 50_000])
+def test_the_masked_mass_is_that_of_torch(vocab_size: int) -> None:
+    rng = np.random.default_rng(vocab_size)
+    num_rows, num_words = 6, (vocab_size + 31) // 32
+    logits = _logits(num_rows, vocab_size, scale=5.0)
+    mask = rng.integers(-(2**31), 2**31, (num_rows, num_words)).astype(np.int32)
+    mask[0] = -1
+    mask[1] = 0
+    mask[2] &= rng.integers(0, 2, num_words).astype(np.int32)
+    sampled = _sample(logits, [_spec()] * num_rows, mask)
+    torch_sampler = Sampler(vocab_size)
+    expected = torch_sampler.sample(torch.from_numpy(logits), [_spec()] * num_rows, mask)
+    assert sampled.masked_mass == pytest.approx(expected.masked_mass, abs=1e-5)
+    assert sampled.masked_mass[0] == 0.0
+    assert sampled.masked_mass[1] == 1.0
+    assert _sample(logits, [_spec()] * num_rows).masked_mass == [0.0] * num_rows
+
+
 def test_random_numbers_are_those_of_the_definition() -> None:
     # Equal weights make the token the random number itself: 2**16 tokens show its first 16 bits.
     vocab_size, generator = 1 << 16, random.Random(1)
@@ -372,9 +390,11 @@ def test_no_columns_whatever_crash(data: st.DataObject) -> None:
         data.draw(st.sampled_from([None, np.full((rows, 2), -1, np.int32), np.zeros((rows, 1), np.int32)])),
     )
     token_ids = np.zeros(data.draw(st.sampled_from([rows, 1])), np.int32)
+    masked_mass = np.zeros(data.draw(st.sampled_from([rows, 1])), np.float32)
     try:
         workspace = _native.SamplingWorkspace(40, 1)
-        _native.sample(_logits(rows, 40), batch, pool, workspace, token_ids, np.zeros(rows, np.int32), logprobs)
+        statuses = np.zeros(rows, np.int32)
+        _native.sample(_logits(rows, 40), batch, pool, workspace, token_ids, statuses, masked_mass, logprobs)
     except ValueError:
         return
     assert all(-1 <= token < 40 for token in token_ids)

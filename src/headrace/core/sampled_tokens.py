@@ -23,8 +23,12 @@ NOTHING_LEFT = (
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """Chosen tokens by row; ``failed`` rows hold ``NO_TOKEN`` and say why."""
+    """Chosen tokens by row; ``failed`` rows hold ``NO_TOKEN`` and say why.
+
+    ``masked_mass`` has for each row how likely a token was, as the model gave it, that the token mask forbids.
+    """
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    masked_mass: list[float] = field(default_factory=list)

@@ -154,9 +154,10 @@ class StepResult:
     ``failed`` maps a sequence id to a message when its logits were unusable (NaN or inf): its sampled
     entry is -1 and must be ignored. ``logprobs`` maps a sequence id to the log-probabilities of its
     sampled token where they were asked for, ``prompt_logprobs`` likewise for the rows of its
-    ``PromptLogprobSpec``. ``elapsed_s`` is how long the step took, ``transfer_s`` the part of it that went into the
-    plan's transfers. ``failed_transfers`` are fetches that did not bring back what was spilled (a damaged file): their
-    targets hold nothing. No other kind of transfer may fail without failing the step.
+    ``PromptLogprobSpec``. ``masked_mass`` is how likely a token was that the token mask forbids, in [0, 1], one entry
+    per sample, or none at all. ``elapsed_s`` is how long the step took, ``transfer_s`` the part of it that went into
+    the plan's transfers. ``failed_transfers`` are fetches that did not bring back what was spilled (a damaged file):
+    their targets hold nothing. No other kind of transfer may fail without failing the step.
     """
 
     sampled_token_ids: list[int]
@@ -164,6 +165,7 @@ class StepResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    masked_mass: SequenceOf[float] = ()
     transfer_s: float = 0.0
     failed_transfers: tuple[BlockTransfer, ...] = ()
 

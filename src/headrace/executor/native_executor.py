@@ -90,6 +90,7 @@ class NativeExecutor:
             logprobs={seq_ids[row]: entry for row, entry in sampled.logprobs.items() if seq_ids[row] not in failed},
             prompt_logprobs=prompt_logprobs,
             failed=failed,
+            masked_mass=sampled.masked_mass,
         )
 
     def close(self) -> None:

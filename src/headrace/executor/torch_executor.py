@@ -184,4 +184,5 @@ def _result(
         logprobs={seq_ids[row]: entry for row, entry in sampled.logprobs.items() if seq_ids[row] not in failed},
         prompt_logprobs=prompt_logprobs,
         failed=failed,
+        masked_mass=sampled.masked_mass,
     )

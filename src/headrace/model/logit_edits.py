@@ -25,7 +25,7 @@ def edit_logits(logits: Tensor, specs: Sequence[SampleSpec], token_mask: TokenMa
         return logits
     edited = logits.clone()
     if token_mask is not None:
-        _apply_token_mask(edited, token_mask)
+        edited.masked_fill_(forbidden_by_mask(logits, token_mask), -math.inf)
     for row in edited_rows:
         _forbid(edited[row], specs[row])
         _apply_bias(edited[row], specs[row].params.logit_bias)
@@ -44,10 +44,11 @@ def _wants_edits(spec: SampleSpec) -> bool:
     )
 
 
-def _apply_token_mask(logits: Tensor, token_mask: TokenMask) -> None:
+def forbidden_by_mask(logits: Tensor, token_mask: TokenMask) -> Tensor:
+    """Where the mask of some logits ``[S, V]`` forbids their tokens, as booleans of the same shape."""
     little_endian = np.ascontiguousarray(token_mask, dtype="<i4")
     allowed = np.unpackbits(little_endian.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
-    logits.masked_fill_(torch.from_numpy(allowed == 0).to(logits.device), -math.inf)
+    return torch.from_numpy(allowed == 0).to(logits.device)
 
 
 def _forbid(row: Tensor, spec: SampleSpec) -> None:

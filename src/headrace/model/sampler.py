@@ -12,7 +12,7 @@ Does not know sequences, blocks or the scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from headrace.core.request import TokenLogprobs
 from headrace.core.sampled_tokens import MAX_VOCAB_SIZE, NO_TOKEN, NOT_FINITE, NOTHING_LEFT, SampledTokens
 from headrace.core.step import SampleSpec, TokenMask
 from headrace.model.draw import DrawRules, draw
-from headrace.model.logit_edits import edit_logits
+from headrace.model.logit_edits import edit_logits, forbidden_by_mask
 from headrace.model.logprobs import MAX_ROWS_AT_ONCE, token_logprobs
 
 _MAX_WEIGHTS_AT_ONCE = 1 << 19
@@ -46,7 +46,8 @@ class Sampler:
         if edited is not logits:
             failed = dict.fromkeys(_unusable_rows(edited), NOTHING_LEFT) | failed
         token_ids = self._choose(edited, specs, [row for row in range(len(specs)) if row not in failed])
-        return SampledTokens(token_ids, _reported_logprobs(logits, token_ids, specs), failed)
+        mass = _masked_mass(logits, token_mask, failed)
+        return SampledTokens(token_ids, _reported_logprobs(logits, token_ids, specs), failed, mass)
 
     def _choose(self, logits: Tensor, specs: Sequence[SampleSpec], usable_rows: list[int]) -> list[int]:
         greedy_rows = [row for row in usable_rows if specs[row].params.is_greedy]
@@ -60,6 +61,14 @@ class Sampler:
             rules = DrawRules.of([specs[row] for row in rows], self._vocab_size, logits.device)
             _put(token_ids, rows, draw(_take(logits, rows), rules))
         return token_ids
+
+
+def _masked_mass(logits: Tensor, token_mask: TokenMask | None, failed: Mapping[int, str]) -> list[float]:
+    """The share of each row's probability that lies on tokens the mask forbids; 0 for a row that is not finite."""
+    if token_mask is None:
+        return [0.0] * len(logits)
+    shares = (logits.softmax(dim=1) * forbidden_by_mask(logits, token_mask)).sum(dim=1).tolist()
+    return [0.0 if failed.get(row) == NOT_FINITE else share for row, share in enumerate(shares)]
 
 
 def _unusable_rows(logits: Tensor) -> list[int]:

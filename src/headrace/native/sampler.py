@@ -41,20 +41,22 @@ class NativeSampler:
         """Choose one token per row of ``logits`` ``[S, >= vocab_size]``, C-contiguous, which are left unchanged.
 
         An unusable row (NaN or +inf, or nothing left to choose) fails alone. Cost: one pass over a greedy row,
-        two over one that draws, a few more if its filters keep more than a few dozen tokens.
+        two over one that draws, a few more if its filters keep more than a few dozen tokens; another, with
+        exponentials, over the likelier parts of a row whose mask forbids something.
         """
         wanted = {row: spec.params.logprobs for row, spec in enumerate(specs) if spec.params.logprobs is not None}
         logprobs = _LogprobColumns.empty(len(specs), max(wanted.values(), default=0))
         token_ids = np.empty(len(specs), np.int32)
         statuses = np.empty(len(specs), np.int32)
+        masked_mass = np.empty(len(specs), np.float32)
         batch = make_batch(specs, token_mask)
-        _native.sample(logits, batch, self._pool, self._workspace, token_ids, statuses, logprobs.handle)
+        _native.sample(logits, batch, self._pool, self._workspace, token_ids, statuses, masked_mass, logprobs.handle)
         failed = {row: _FAILURES[int(statuses[row])] for row in statuses.nonzero()[0].tolist()}
         chosen = token_ids.tolist()
         reported = {row: logprobs.entry(row, chosen[row], num) for row, num in wanted.items() if row not in failed}
         for row in reported.keys() & {row for row, spec in enumerate(specs) if spec.params.logprob_token_ids}:
             reported[row] = self._with_named(reported[row], logits[row], specs[row].params.logprob_token_ids)
-        return SampledTokens(chosen, reported, failed)
+        return SampledTokens(chosen, reported, failed, masked_mass.tolist())
 
     def _with_named(self, entry: TokenLogprobs, logits: Float32Array, token_ids: tuple[int, ...]) -> TokenLogprobs:
         """``entry`` with these tokens' log-probabilities; ``entry`` itself tells what to subtract from a logit."""
