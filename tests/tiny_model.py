@@ -28,7 +28,18 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_tiny_model(folder: Path, seed: int = 0) -> Path:
+REASONING_TEMPLATE = (
+    "{% if tools %}{{ 'call with <tool_call>' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{{ message['content'].split('</think>')[-1] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}"
+    "{% else %}{{ '<think>\n' }}{% endif %}{% endif %}"
+)
+"""A template like those of models that reason before they answer."""
+
+
+def write_tiny_model(folder: Path, seed: int = 0, chat_template: str = CHAT_TEMPLATE) -> Path:
     """Fill ``folder`` with the model and return it; equal seeds give equal files."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(_weights(np.random.default_rng(seed)), folder / "model.safetensors")
@@ -38,7 +49,7 @@ def write_tiny_model(folder: Path, seed: int = 0) -> Path:
         "eos_token": "<|im_end|>",
         "bos_token": "<|endoftext|>",
         "add_bos_token": False,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": chat_template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
     return folder

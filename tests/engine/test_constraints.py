@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
 
-from headrace.core.constraint import Constraint, ConstraintKind
+from headrace.core.constraint import Constraint, ConstraintKind, Reasoning
 from headrace.core.errors import InvalidRequest, RequestFailed
-from headrace.core.request import FinishReason, Request
+from headrace.core.request import FinishReason, Request, SequenceProgress
 from headrace.core.step import PendingMask, StepPlan, StepResult, TokenMask
 from headrace.engine.constraints import NoGrammars
 from headrace.grammar.builder import build_matcher
 from headrace.grammar.compiler import compile_constraint
 from headrace.grammar.limits import GrammarLimits
 from headrace.grammar.masks import FillingMask, MaskFiller, MaskRows
+from headrace.grammar.reasoning import ReasoningMarks
 from headrace.grammar.service import CompileCounts, Grammar
 from headrace.grammar.vocabulary import VocabularyTable, library_tokenizer
 from tests.engine.house import EOS, TOKEN_BYTES, VOCAB_SIZE, ByteTexts, House, joined
@@ -49,8 +51,7 @@ class HeldGrammars:
 
     def release(self) -> None:
         for constraint, future in self.waiting:
-            text = compile_constraint(constraint, GrammarLimits()).text
-            future.set_result(Grammar(build_matcher(TOKENIZER, text), (), 0, 0.0))
+            future.set_result(grammar_of(constraint))
         self.waiting = []
 
     def refuse(self, error: Exception) -> None:
@@ -59,10 +60,26 @@ class HeldGrammars:
         self.waiting = []
 
 
+def grammar_of(constraint: Constraint) -> Grammar:
+    marks = None if constraint.reasoning is None else ReasoningMarks.of(constraint.reasoning, TABLE, letters)
+    if constraint.kind is ConstraintKind.ANY_TEXT:
+        return Grammar(None, (), 0, 0.0, marks)
+    text = compile_constraint(constraint, GrammarLimits()).text
+    return Grammar(build_matcher(TOKENIZER, text), (), 0, 0.0, marks)
+
+
+def letters(text: str) -> list[int]:
+    return [ord(each) - 64 for each in text]
+
+
 class MaskedExecutor(ContentExecutor):
     """Chooses the allowed token that comes next after the one it would have liked."""
 
     fail_next = False
+
+    def __init__(self, num_blocks: int, block_size: int, vocab_size: int) -> None:
+        super().__init__(num_blocks, block_size, vocab_size)
+        self.masked_mass: list[float] = []
 
     def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         if self.fail_next:
@@ -74,9 +91,10 @@ class MaskedExecutor(ContentExecutor):
         mask: TokenMask = token_mask.wait()
         allowed = np.unpackbits(mask.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB_SIZE]
         for row, liked in enumerate(result.sampled_token_ids):
+            self.masked_mass.append(0.0 if allowed[row][liked] else 1.0)
             order = (np.arange(VOCAB_SIZE) + liked) % VOCAB_SIZE
             result.sampled_token_ids[row] = int(order[np.flatnonzero(allowed[row][order])[0]])
-        return result
+        return replace(result, masked_mass=self.masked_mass[-len(allowed) :])
 
 
 class Texts(ByteTexts):
@@ -226,6 +244,115 @@ def test_what_constraints_take_is_counted() -> None:
     assert (use.num_compiled, use.num_forced_tokens) == (1, 3)
     assert use.mask_s > 0
     assert use.mask_wait_s >= 0
+
+
+def test_what_one_constraint_took_is_told_with_the_timeline_of_its_sequence() -> None:
+    grammars = HeldGrammars(64)
+    house = house_with(grammars)
+    house.engine.record_timelines()
+    house.engine.submit(constrained("AB(C|D)EFG"))
+    grammars.release()
+    house.run()
+    (life,) = house.engine.timeline("r")
+    use = life.constraint
+    assert use is not None
+    assert (use.kind, use.was_cached, use.num_forced_tokens) == ("regex", False, 4)
+    assert use.num_masks == len(house.executor.plans)
+    assert use.most_masked_mass == max(house.executor.masked_mass)
+    assert use.mean_masked_mass == pytest.approx(np.mean(house.executor.masked_mass))
+    assert use.mask_s > 0
+    total = house.engine.stats().grammars
+    assert (total.num_masks, total.masked_mass) == (use.num_masks, sum(house.executor.masked_mass))
+
+
+def reasoned(form: Constraint, request_id: str = "r", budget: int | None = None, **sampling: object) -> Request:
+    """A request whose prompt has opened its reasoning, which ends with ``Z``."""
+    request = constrained("A", request_id, **sampling)
+    reasoning = Reasoning("Y", "Z", is_open=True, max_tokens=budget)
+    return msgspec.structs.replace(request, constraint=msgspec.structs.replace(form, reasoning=reasoning))
+
+
+REGEX = Constraint(ConstraintKind.REGEX, "AB(C|D)EF", param="regex")
+FREE = Constraint(ConstraintKind.ANY_TEXT)
+
+
+@pytest.mark.parametrize("max_forced_tokens", [0, 64])
+@pytest.mark.parametrize("extra", [{}, {"logprobs": 0}, {"n": 3}, {"min_tokens": 20}, {"ignore_eos": True}])
+def test_a_constraint_after_reasoning_binds_the_answer_alone(max_forced_tokens: int, extra: dict[str, int]) -> None:
+    grammars = HeldGrammars(max_forced_tokens)
+    house = house_with(grammars, max_model_len=200)
+    house.engine.submit(reasoned(REGEX, "r", 6, **extra))
+    grammars.release()
+    outputs = house.run()
+    for index in range(int(extra.get("n", 1))):
+        text, token_ids, last = joined(outputs, index=index)
+        reasoning, _, answer = text.partition("Z")
+        assert answer in ("ABCEF", "ABDEF")
+        assert len(reasoning) <= 6
+        assert EOS not in token_ids
+        assert last.finish_reason is FinishReason.STOP
+
+
+def test_jump_forward_across_the_end_of_the_reasoning_changes_no_token() -> None:
+    answers = []
+    for max_forced_tokens in (0, 2, 64):
+        grammars = HeldGrammars(max_forced_tokens)
+        house = house_with(grammars)
+        house.engine.submit(reasoned(REGEX, budget=4))
+        grammars.release()
+        answers.append(joined(house.run())[:2])
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_preempted_sequences_keep_their_place_in_the_reasoning() -> None:
+    grammars = HeldGrammars()
+    house = house_with(grammars, num_blocks=12, max_model_len=32)
+    form = Constraint(ConstraintKind.REGEX, "(AB){9}C", param="regex")
+    for name in ("a", "b", "c"):
+        house.engine.submit(reasoned(form, name, 9, max_tokens=29))
+    grammars.release()
+    outputs = house.run()
+    assert house.scheduler.num_preemptions > 0
+    for name in ("a", "b", "c"):
+        assert joined(outputs, name)[0].partition("Z")[2] == "AB" * 9 + "C"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 5, 7])
+def test_a_restarted_engine_finds_its_place_in_the_reasoning(cut: int) -> None:
+    grammars = HeldGrammars()
+    whole = house_with(grammars)
+    whole.engine.submit(reasoned(REGEX, budget=4))
+    grammars.release()
+    text, token_ids, _ = joined(whole.run())
+    source = HeldGrammars()
+    second = house_with(source)
+    second.engine.resume(reasoned(REGEX, budget=4), [SequenceProgress(token_ids[:cut], False, 0, 0, 0.5)])
+    source.release()
+    rest, rest_ids, _ = joined(second.run())
+    assert token_ids[:cut] + rest_ids == token_ids
+    assert text.endswith(rest)
+
+
+def test_a_model_that_never_stops_reasoning_ends_by_length() -> None:
+    grammars = HeldGrammars()
+    house = house_with(grammars)
+    never = Reasoning("YY", "ZZZZ", is_open=True)  # no such row of letters comes
+    request = constrained("A", max_tokens=7)
+    house.engine.submit(msgspec.structs.replace(request, constraint=msgspec.structs.replace(REGEX, reasoning=never)))
+    grammars.release()
+    _, token_ids, last = joined(house.run())
+    assert (len(token_ids), last.finish_reason) == (7, FinishReason.LENGTH)
+
+
+def test_a_budget_alone_holds_the_reasoning_and_leaves_the_answer_free() -> None:
+    grammars = HeldGrammars(64)
+    house = house_with(grammars)
+    house.engine.submit(reasoned(FREE, "r", 3, ignore_eos=True))
+    grammars.release()
+    text, token_ids, last = joined(house.run())
+    assert text.index("Z") <= 3
+    assert (len(token_ids), last.finish_reason) == (30, FinishReason.LENGTH)
+    assert house.engine.stats().grammars.num_masks <= 1, "no mask but that of the spent budget"
 
 
 def test_an_engine_without_a_vocabulary_refuses_constraints() -> None:

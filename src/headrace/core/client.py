@@ -60,7 +60,8 @@ class TierUse(msgspec.Struct, frozen=True, array_like=True):
 class GrammarUse(msgspec.Struct, frozen=True, array_like=True):
     """What constraints have taken so far: grammars compiled or found in the cache, masks filled, tokens forced.
 
-    Seconds are added up. ``mask_wait_s`` is the part of the masks' time that steps had to wait for.
+    Seconds are added up. ``mask_wait_s`` is the part of the masks' time that steps had to wait for. ``masked_mass``
+    adds up, over ``num_masks`` rows, how likely a token was that the mask forbade.
     """
 
     num_compiled: int = 0
@@ -69,6 +70,8 @@ class GrammarUse(msgspec.Struct, frozen=True, array_like=True):
     compile_s: float = 0.0
     mask_s: float = 0.0
     mask_wait_s: float = 0.0
+    num_masks: int = 0
+    masked_mass: float = 0.0
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):

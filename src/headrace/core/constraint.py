@@ -21,7 +21,8 @@ class ConstraintKind(enum.Enum):
     ``JSON_SCHEMA``: the text of a schema (draft 2020-12 and what tools emit of earlier ones). ``JSON_OBJECT``: no
     source, any JSON object. ``REGEX``: Rust regex syntax, for the whole output. ``CHOICE``: the text of a JSON
     list of strings. ``LARK``: llguidance's Lark. ``EBNF``: GBNF with a rule ``root``. ``STRUCTURAL_TAG``: the
-    text of a JSON object in the dialect of vLLM and SGLang.
+    text of a JSON object in the dialect of vLLM and SGLang. ``ANY_TEXT``: no source and no form, for an answer of
+    which only the reasoning is held to something.
     """
 
     JSON_SCHEMA = "json_schema"
@@ -31,6 +32,7 @@ class ConstraintKind(enum.Enum):
     LARK = "lark"
     EBNF = "ebnf"
     STRUCTURAL_TAG = "structural_tag"
+    ANY_TEXT = "any_text"
 
 
 class Enforcement(enum.Enum):
@@ -40,24 +42,38 @@ class Enforcement(enum.Enum):
     BEST_EFFORT = "best_effort"
 
 
+class Reasoning(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a model may write before the answer that a constraint binds: its reasoning, between two tags.
+
+    ``is_open`` says that the prompt ends inside it; otherwise the model may open it itself, as the first thing it
+    writes. After ``max_tokens`` tokens of it the closing tag is put there; ``None`` is no limit.
+    """
+
+    begin: str
+    end: str
+    is_open: bool = False
+    max_tokens: int | None = None
+
+
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     """A form for one output. ``whitespace_pattern`` is a regex for the blanks of JSON; ``None`` is the default policy.
 
-    ``begins_after`` is a text after which the constraint begins, such as the end of a model's reasoning; what
-    stands before it, and the text itself, is free. ``param`` is the field it came from, in the caller's spelling.
+    With ``reasoning`` the form is that of what follows it. ``param`` is the field the constraint came from, in the
+    caller's spelling.
     """
 
     kind: ConstraintKind
     source: str = ""
     whitespace_pattern: str | None = None
     enforcement: Enforcement = Enforcement.STRICT
-    begins_after: str = ""
+    reasoning: Reasoning | None = None
     param: str = "structured_outputs"
 
     @property
     def key(self) -> Constraint:
         """What its grammar depends on."""
-        return msgspec.structs.replace(self, param="", begins_after="")
+        tags = None if self.reasoning is None else Reasoning(self.reasoning.begin, self.reasoning.end)
+        return msgspec.structs.replace(self, param="", reasoning=tags)
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -36,7 +36,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     draw one, so that a request is reproducible after a restart even when the caller did not care.
     ``logprobs`` and ``prompt_logprobs`` are the number of alternatives to report besides the chosen
     token; ``0`` reports the chosen token alone and ``None`` reports nothing. ``structured_outputs`` says what
-    form the output must have.
+    form the output must have. After ``thinking_token_budget`` tokens of reasoning a model that reasons before it
+    answers has to begin its answer; ``None`` lets it reason as long as it likes.
 
     Raises ``InvalidRequest`` naming the field, the value and the limit.
     """
@@ -65,6 +66,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprob_token_ids: tuple[int, ...] = ()
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         self._canonicalise()
@@ -115,6 +117,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             value = getattr(self, name)
             if value is not None:
                 _check_int(name, value, 0, MAX_LOGPROBS)
+        if self.thinking_token_budget is not None:
+            _check_int("thinking_token_budget", self.thinking_token_budget, 0, MAX_TOKENS)
         _check_int("prompt_logprobs_start", self.prompt_logprobs_start, 0, MAX_TOKENS)
 
     def _check_stops(self) -> None:

@@ -86,6 +86,24 @@ class CacheUse(msgspec.Struct, frozen=True):
     has_parted: bool
 
 
+class ConstraintUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the constraint of a sequence took, and how far it bent the model.
+
+    ``compile_s`` is 0 where its grammar was there already. ``mask_s`` is its share of the time in which masks were
+    filled, beside the steps. The masked mass of a step is how likely a token was, as the model gave it, that the mask
+    forbade: near 0 the model would have kept the form by itself. ``num_forced_tokens`` had no alternative.
+    """
+
+    kind: str
+    was_cached: bool
+    compile_s: float
+    num_masks: int
+    mask_s: float
+    mean_masked_mass: float
+    most_masked_mass: float
+    num_forced_tokens: int
+
+
 class SequenceTimeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The life of one sequence so far.
 
@@ -108,3 +126,4 @@ class SequenceTimeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     num_preemptions: int = 0
     spans: tuple[Span, ...] = ()
     num_unlisted_spans: int = 0
+    constraint: ConstraintUse | None = None

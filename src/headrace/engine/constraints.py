@@ -20,8 +20,9 @@ from headrace.core.errors import HeadraceError, InvalidRequest
 from headrace.core.request import Request
 from headrace.core.sequence import Sequence
 from headrace.core.step import PendingMask, StepPlan
+from headrace.engine.constraint_meter import ConstraintMeter
 from headrace.grammar.masks import FillingMask, MaskRows
-from headrace.grammar.matcher import GrammarMatcher
+from headrace.grammar.matcher import Matcher
 from headrace.grammar.service import CompileCounts, Grammar
 
 
@@ -69,6 +70,7 @@ class WaitingRequest:
     request: Request
     sequences: list[Sequence]
     grammar: Future[Grammar]
+    was_cached: bool
 
     @property
     def error(self) -> HeadraceError | None:
@@ -91,8 +93,9 @@ class _Follower:
     """A sequence's place in its grammar. ``max_forced_tokens`` is 0 where every token must have its logits."""
 
     grammar: Grammar
-    matcher: GrammarMatcher
+    matcher: Matcher
     max_forced_tokens: int
+    meter: ConstraintMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,10 @@ class Constraints:
         self._waiting: dict[str, WaitingRequest] = {}
         self._followers: dict[int, _Follower] = {}
         self._mask: FillingMask | None = None
+        self._masked: list[tuple[int, _Follower]] = []  # sampled row of the step, and who has its mask there
         self._num_forced_tokens = 0
+        self._num_masks = 0
+        self._masked_mass = 0.0
         self._mask_s = 0.0
         self._mask_wait_s = 0.0
 
@@ -136,7 +142,7 @@ class Constraints:
         """Have the grammar of a request compiled. Raises ``InvalidRequest`` where none can be followed."""
         assert request.constraint is not None
         grammar = self._grammars.compile(request.constraint)
-        self._waiting[request.request_id] = WaitingRequest(request, list(sequences), grammar)
+        self._waiting[request.request_id] = WaitingRequest(request, list(sequences), grammar, grammar.done())
 
     def wait(self, timeout_s: float) -> None:
         """Block until some grammar is compiled, at most ``timeout_s``: there is nothing else to do."""
@@ -167,19 +173,28 @@ class Constraints:
     def start_mask(self, plan: StepPlan) -> PendingMask | None:
         """Begin to fill the mask of a step; ``None`` if none of its sequences is constrained."""
         sampling = [item.seq_id for item in plan.scheduled if item.sample is not None]
-        matchers = [
-            (row, self._followers[seq_id].matcher) for row, seq_id in enumerate(sampling) if seq_id in self._followers
-        ]
-        self._mask = self._grammars.start_mask(MaskRows(len(sampling), matchers)) if matchers else None
+        followers = ((row, self._followers.get(seq_id)) for row, seq_id in enumerate(sampling))
+        self._masked = [(row, each) for row, each in followers if each is not None and each.matcher.binds]
+        rows = MaskRows(len(sampling), [(row, each.matcher) for row, each in self._masked])
+        self._mask = self._grammars.start_mask(rows) if self._masked else None
         return self._mask
 
-    def settle_mask(self) -> None:
-        """The step is over, or has failed: nobody works on its matchers any more once this returns."""
+    def settle_mask(self, masked_mass: SequenceOf[float]) -> None:
+        """The step is over, or has failed: nobody works on its matchers any more once this returns.
+
+        ``masked_mass`` is the result's, if there is one.
+        """
         mask, self._mask = self._mask, None
-        if mask is not None:
-            mask.wait()
-            self._mask_s += mask.fill_s
-            self._mask_wait_s += mask.waited_s
+        if mask is None:
+            return
+        mask.wait()
+        self._mask_s += mask.fill_s
+        self._mask_wait_s += mask.waited_s
+        self._num_masks += len(self._masked)
+        for row, follower in self._masked:
+            mass = masked_mass[row] if masked_mass else 0.0
+            self._masked_mass += mass
+            follower.meter.note_mask(mask.fill_s / len(self._masked), mass)
 
     def use(self) -> GrammarUse:
         """What constraints have taken so far."""
@@ -188,10 +203,16 @@ class Constraints:
             num_compiled=compiled.num_compiled,
             num_cached=compiled.num_cached,
             num_forced_tokens=self._num_forced_tokens,
+            num_masks=self._num_masks,
+            masked_mass=self._masked_mass,
             compile_s=compiled.compile_s,
             mask_s=self._mask_s,
             mask_wait_s=self._mask_wait_s,
         )
+
+    def meter(self, seq: Sequence) -> ConstraintMeter:
+        """What the constraint of a sequence takes; it must follow one."""
+        return self._followers[seq.seq_id].meter
 
     def advance(self, seq: Sequence, token_id: int) -> Progress:
         """Move a sequence's grammar by a sampled token; unconstrained sequences are never the worse for it."""
@@ -204,18 +225,22 @@ class Constraints:
         forced = matcher.forced_tokens()[: follower.max_forced_tokens] if follower.max_forced_tokens else []
         matcher.accept_all(forced)
         self._num_forced_tokens += len(forced)
+        follower.meter.num_forced_tokens += len(forced)
         return Progress(matcher.must_end, forced_token_ids=forced)
 
     def close(self) -> None:
         self._grammars.close()
 
     def _follow(self, settled: WaitingRequest) -> None:
-        grammar = settled.grammar.result()
+        grammar, constraint = settled.grammar.result(), settled.request.constraint
+        assert constraint is not None
         stop_token_ids = self._eos_token_ids.union(settled.request.sampling.stop_token_ids)
         for seq in settled.sequences:
-            matcher = grammar.new_matcher(stop_token_ids)
+            matcher = grammar.new_matcher(stop_token_ids, constraint.reasoning)
             max_forced = 0 if settled.request.sampling.logprobs is not None else self._grammars.max_forced_tokens
-            self._followers[seq.seq_id] = _Follower(grammar, matcher, max_forced)
+            compile_s = 0.0 if settled.was_cached else grammar.compile_s
+            meter = ConstraintMeter(constraint.kind.value, settled.was_cached, compile_s)
+            self._followers[seq.seq_id] = _Follower(grammar, matcher, max_forced, meter)
             output = seq.token_ids[seq.num_prompt_tokens :]  # of an earlier engine, for a resumed sequence
             if matcher.accept_all(output) < len(output):
                 raise RuntimeError(f"{seq} does not follow the grammar it was generated under")

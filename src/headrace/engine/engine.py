@@ -228,6 +228,7 @@ class Engine:
             if settled.error is None:
                 for seq in settled.sequences:
                     self._scheduler.add(seq)
+                    self._timelines.constrain(seq.seq_id, self._constraints.meter(seq))
                     if settled.warnings:
                         yield warning_output(seq, settled.warnings)
             else:
@@ -251,12 +252,12 @@ class Engine:
         try:
             result = self._executor.execute(plan, self._constraints.start_mask(plan))
         except Exception as error:
-            self._constraints.settle_mask()
+            self._constraints.settle_mask(())
             lost, message = self._failures.judge(plan, error)
             return self._scheduler.fail_step(lost, message)
         finally:
             self._computing = None
-        self._constraints.settle_mask()
+        self._constraints.settle_mask(result.masked_mass)
         self._failures.note_success()
         self._last_step = (plan.num_tokens, plan.num_samples, result.elapsed_s)
         return self._scheduler.update(plan, result, self._clock.now())

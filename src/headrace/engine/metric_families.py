@@ -128,6 +128,11 @@ class MetricFamilies:
             "token_mask_seconds", "Time spent filling token masks, beside the steps, in seconds"
         )
         self.mask_wait_s = self._counter("token_mask_wait_seconds", "Time steps waited for token masks, in seconds")
+        self.masks = self._counter("token_masks", "Tokens chosen under a mask")
+        self.masked_mass = self._counter(
+            "masked_probability_mass",
+            "How likely forbidden tokens were, added up over token_masks: how far constraints bend the model",
+        )
         self.forced_tokens = self._counter("forced_tokens", "Tokens a grammar forced, each a step saved")
 
     def _define_latencies(self) -> None:

@@ -284,6 +284,8 @@ def _observe_grammars(families: MetricFamilies, use: GrammarUse, last: GrammarUs
     _add(families.grammar_compile_s, use.compile_s - last.compile_s)
     _add(families.mask_s, use.mask_s - last.mask_s)
     _add(families.mask_wait_s, use.mask_wait_s - last.mask_wait_s)
+    _add(families.masks, use.num_masks - last.num_masks)
+    _add(families.masked_mass, use.masked_mass - last.masked_mass)
     _add(families.forced_tokens, use.num_forced_tokens - last.num_forced_tokens)
 
 

@@ -14,11 +14,13 @@ from typing import Protocol
 
 import msgspec
 
+from headrace.core.constraint import Constraint, ConstraintKind
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import Request
 from headrace.core.request_limits import BOUNDS, RequestLimits
 from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import DEFAULT_TERMS, ServiceTerms
+from headrace.engine.reasoning import ReasoningHabit
 
 MAX_PRIORITY = (1 << 31) - 1
 _SEED_BITS = 63
@@ -35,7 +37,8 @@ class RequestBuilder:
     """Builds requests for one model; immutable, safe to share between threads.
 
     ``default_seed`` is the seed of requests that bring none; ``None`` draws a fresh one for each. ``limits`` are what
-    a client may ask for; where there are no clients, the bounds of ``SamplingParams`` are enough.
+    a client may ask for; where there are no clients, the bounds of ``SamplingParams`` are enough. ``reasoning`` is how
+    the model reasons before it answers, if it does.
     """
 
     max_model_len: int
@@ -43,6 +46,7 @@ class RequestBuilder:
     encoder: TextEncoder
     default_seed: int | None = None
     limits: RequestLimits = BOUNDS
+    reasoning: ReasoningHabit | None = None
 
     def build(
         self,
@@ -63,7 +67,7 @@ class RequestBuilder:
         constraint = None if sampling.structured_outputs is None else sampling.structured_outputs.constraint()
         self.limits.check(sampling, cache_salt)
         _check_priority(terms.priority)
-        return Request(
+        request = Request(
             request_id=request_id,
             prompt_token_ids=list(prompt_token_ids),
             sampling=self._with_max_tokens(_without_form(sampling), len(prompt_token_ids)),
@@ -76,8 +80,27 @@ class RequestBuilder:
             service_class=terms.service_class,
             tenant=terms.tenant,
             weight=terms.weight,
-            constraint=constraint,
         )
+        return self.held_to(request, constraint)
+
+    def held_to(self, request: Request, constraint: Constraint | None) -> Request:
+        """``request`` with the form its answer must have; what the model reasons before that stays free.
+
+        Raises ``InvalidRequest`` for a budget of a model that does not reason.
+        """
+        budget = request.sampling.thinking_token_budget
+        if self.reasoning is None:
+            if budget is not None:
+                raise InvalidRequest(
+                    f"thinking_token_budget is {budget} but this model does not reason between tags; leave it out",
+                    "thinking_token_budget",
+                )
+            return msgspec.structs.replace(request, constraint=constraint)
+        reasoning = self.reasoning.before_answer(request.prompt_token_ids, budget)
+        if constraint is None and (reasoning is None or budget is None):
+            return request
+        form = Constraint(ConstraintKind.ANY_TEXT, param="thinking_token_budget") if constraint is None else constraint
+        return msgspec.structs.replace(request, constraint=msgspec.structs.replace(form, reasoning=reasoning))
 
     def _check_prompt(self, token_ids: Sequence[int]) -> None:
         num_tokens = len(token_ids)

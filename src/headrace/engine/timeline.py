@@ -17,6 +17,7 @@ from headrace.core.clock import Clock
 from headrace.core.sequence import Sequence
 from headrace.core.step import StepPlan, StepResult
 from headrace.core.timeline import CacheUse, Neighbour, Phase, SequenceTimeline, Span
+from headrace.engine.constraint_meter import ConstraintMeter
 from headrace.engine.timeline_life import WAITING, Life, Odometer, Part, Step
 from headrace.scheduler.policy import SchedulerListener
 from headrace.scheduler.waits import Waits
@@ -43,6 +44,10 @@ class Timelines(Protocol):
         """How long a sequence waited and computed again because of preemptions."""
         ...
 
+    def constrain(self, seq_id: int, meter: ConstraintMeter) -> None:
+        """A queued sequence follows a constraint; ``meter`` grows with it."""
+        ...
+
 
 class NoTimelines:
     """For engines that record none."""
@@ -52,6 +57,9 @@ class NoTimelines:
 
     def preempted_s(self, seq_id: int) -> float:
         return 0.0
+
+    def constrain(self, seq_id: int, meter: ConstraintMeter) -> None:
+        """Nothing is kept."""
 
 
 class Work(NamedTuple):
@@ -155,6 +163,9 @@ class TimelineRecorder(SchedulerListener):
         if life is None:
             return 0.0
         return sum(life.seconds.get(phase.value, 0.0) for phase in (Phase.PREEMPTED, Phase.RECOMPUTE))
+
+    def constrain(self, seq_id: int, meter: ConstraintMeter) -> None:
+        self._live[seq_id].constraint = meter
 
     def _told(self, life: Life, now: float, work: list[Work]) -> SequenceTimeline:
         spans = life.spans if life.seq is None else [*life.spans, life.span(now, self._odometer)]

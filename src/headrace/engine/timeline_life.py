@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from headrace.core.sequence import Sequence
 from headrace.core.timeline import CacheUse, Phase, SequenceTimeline, SlowestStep, Span
+from headrace.engine.constraint_meter import ConstraintMeter
 
 MAX_SPANS: Final = 48
 """Spans listed of one sequence; of further ones only the seconds are kept."""
@@ -126,6 +127,7 @@ class Life:
     num_unlisted_spans: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     cache: CacheUse | None = None
+    constraint: ConstraintMeter | None = None
     ending: SequenceTimeline | None = None
     end: float | None = None
 
@@ -209,6 +211,7 @@ class Life:
             num_preemptions=seq.num_preemptions,
             spans=tuple(spans),
             num_unlisted_spans=self.num_unlisted_spans,
+            constraint=None if self.constraint is None else self.constraint.told(),
         )
 
     def _num_own_tokens(self) -> int:

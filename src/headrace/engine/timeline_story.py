@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from headrace.core.timeline import Neighbour, Phase, SequenceTimeline, Span
+from headrace.core.timeline import ConstraintUse, Neighbour, Phase, SequenceTimeline, Span
 
 _PHASES: Final = {
     Phase.RESTART: "with an engine that was lost",
@@ -46,6 +46,8 @@ def tell(life: SequenceTimeline) -> list[str]:
             sentences.append(_recompute(span))
         elif span.phase is Phase.DECODE:
             sentences += _decode(span)
+    if life.constraint is not None:
+        sentences.append(_constraint(life.constraint))
     if life.num_unlisted_spans:
         sentences.append(f"{life.num_unlisted_spans} more changes are not listed.")
     return sentences
@@ -132,6 +134,15 @@ def _decode(span: Span) -> list[str]:
             f"tokens of {whose} in it."
         )
     return sentences
+
+
+def _constraint(use: ConstraintUse) -> str:
+    compiled = "was known already" if use.was_cached else f"took {seconds(use.compile_s)} to compile"
+    return (
+        f"Its grammar ({use.kind}) {compiled}; {_count(use.num_masks, 'mask', 'masks')} took {seconds(use.mask_s)} "
+        f"beside the steps. They forbade {_percent(use.mean_masked_mass, 1)} of what the model would have said, "
+        f"{_percent(use.most_masked_mass, 1)} at most."
+    )
 
 
 def _neighbour(neighbour: Neighbour) -> str:

@@ -167,19 +167,6 @@ def tool_habit(chat_template: str | None) -> ToolHabit:
     return ToolHabit(_HERMES, is_shown_by_template=shows)
 
 
-REASONING_TAGS = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-)
-"""What stands around the reasoning of models that show it."""
-
-
-def reasoning_tags(chat_template: str | None) -> tuple[str, str] | None:
-    """The tags a template's model reasons between; ``None`` for one that does not."""
-    return next((tags for tags in REASONING_TAGS if chat_template and tags[1] in chat_template), None)
-
-
 def tool_instructions(tools: Sequence[Mapping[str, object]]) -> str:
     """What a model is told of tools that its template does not show: Hermes' system prompt, in few words."""
     shown = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)

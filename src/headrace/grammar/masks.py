@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.core.step import TokenMask
 from headrace.grammar.builder import mask_words
-from headrace.grammar.matcher import GrammarMatcher
+from headrace.grammar.matcher import RowFiller
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class MaskRows:
     """Which matcher fills which row of a step's mask; rows without one allow everything."""
 
     num_rows: int
-    matchers: Sequence[tuple[int, GrammarMatcher]]
+    matchers: Sequence[tuple[int, RowFiller]]
 
 
 class FillingMask:
@@ -57,8 +57,9 @@ class MaskFiller:
     def _fill(self, rows: MaskRows) -> tuple[TokenMask, float]:
         started = time.perf_counter()
         mask = np.full((rows.num_rows, self._num_words), -1, np.int32)
-        live = [(matcher.library, row) for row, matcher in rows.matchers]
-        self._library.unsafe_compute_mask_ptr(live, mask.ctypes.data, 4 * self._num_words, rows.num_rows)
+        live = [(matcher.library, row) for row, matcher in rows.matchers if matcher.library is not None]
+        if live:
+            self._library.unsafe_compute_mask_ptr(live, mask.ctypes.data, 4 * self._num_words, rows.num_rows)
         for row, matcher in rows.matchers:
             matcher.finish_row(mask[row])
         return mask, time.perf_counter() - started

@@ -7,7 +7,8 @@ grammar by one state; what may come next is a row of a token mask.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
 import llguidance
 import numpy as np
@@ -19,10 +20,71 @@ MaskRow = NDArray[np.int32]
 """``[ceil(vocab_size / 32)]``: bit ``t % 32`` of word ``t // 32`` says whether token ``t`` may come next."""
 
 
+class RowFiller(Protocol):
+    """What fills a sequence's row of a step's mask."""
+
+    @property
+    def binds(self) -> bool:
+        """Whether anything is forbidden to come next; if not, no row is needed."""
+        ...
+
+    @property
+    def library(self) -> llguidance.LLMatcher | None:
+        """The library's matcher, whose mask the row is filled with first; ``None`` leaves it full."""
+        ...
+
+    def finish_row(self, row: MaskRow) -> None:
+        """Turn that mask into the sequence's."""
+        ...
+
+
+class Matcher(RowFiller, Protocol):
+    """Follows one sequence."""
+
+    @property
+    def failure(self) -> str: ...
+
+    @property
+    def must_end(self) -> bool: ...
+
+    def accept(self, token_id: int) -> bool: ...
+
+    def accept_all(self, token_ids: Sequence[int]) -> int: ...
+
+    def rollback(self, num_tokens: int) -> None: ...
+
+    def forced_tokens(self) -> list[int]: ...
+
+
+class AnyText:
+    """The matcher of an answer that is free: every token may come, none must."""
+
+    binds = False
+    library = None
+    failure = ""
+    must_end = False
+
+    def accept(self, token_id: int) -> bool:
+        return True
+
+    def accept_all(self, token_ids: Sequence[int]) -> int:
+        return len(token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        """Nothing is kept of tokens."""
+
+    def forced_tokens(self) -> list[int]:
+        return []
+
+    def finish_row(self, row: MaskRow) -> None:
+        """The row stays full."""
+
+
 class GrammarMatcher:
     """Follows one sequence. ``stop_token_ids`` are all the tokens that end it. One thread at a time."""
 
     __slots__ = ("_has_ended", "_library", "_num_tokens", "_stop_token_ids")
+    binds = True
 
     def __init__(self, library: llguidance.LLMatcher, stop_token_ids: Collection[int]) -> None:
         self._library = library
@@ -103,8 +165,10 @@ class GrammarMatcher:
             return
         may_end = self.may_end
         before = row.copy() if not may_end else None
-        for token_id in self._stop_token_ids:
-            _set_bit(row, token_id, may_end)
+        if may_end:
+            allow(row, self._stop_token_ids)
+        else:
+            forbid(row, self._stop_token_ids)
         if before is not None and not row.any():
             row[:] = before  # the client stops at a token that the grammar needs here
 
@@ -114,10 +178,15 @@ class GrammarMatcher:
         self.finish_row(row)
 
 
-def _set_bit(row: MaskRow, token_id: int, is_allowed: bool) -> None:
+def allow(row: MaskRow, token_ids: Iterable[int]) -> None:
+    """Set the bits of some tokens."""
     words = row.view(np.uint32)
-    bit = np.uint32(1 << (token_id % 32))
-    if is_allowed:
-        words[token_id // 32] |= bit
-    else:
-        words[token_id // 32] &= ~bit
+    for token_id in token_ids:
+        words[token_id // 32] |= np.uint32(1 << (token_id % 32))
+
+
+def forbid(row: MaskRow, token_ids: Iterable[int]) -> None:
+    """Clear the bits of some tokens."""
+    words = row.view(np.uint32)
+    for token_id in token_ids:
+        words[token_id // 32] &= ~np.uint32(1 << (token_id % 32))

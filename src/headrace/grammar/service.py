@@ -18,12 +18,13 @@ from dataclasses import dataclass
 
 import llguidance
 
-from headrace.core.constraint import Constraint
+from headrace.core.constraint import Constraint, ConstraintKind, Reasoning
 from headrace.core.errors import EngineDead, InvalidRequest, RequestFailed
 from headrace.grammar.builder import build_matcher
 from headrace.grammar.cache import GrammarCache
 from headrace.grammar.limits import COMPILE_STACK_BYTES, GrammarLimits
-from headrace.grammar.matcher import GrammarMatcher
+from headrace.grammar.matcher import AnyText, GrammarMatcher, Matcher
+from headrace.grammar.reasoning import ReasonedMatcher, ReasoningMarks
 from headrace.grammar.vocabulary import Encode, VocabularyTable, library_tokenizer
 from headrace.grammar.worker_process import CompileCrash, CompileTimeout, WorkerProcess
 
@@ -45,27 +46,46 @@ class CompileCounts:
 class Grammar:
     """A compiled constraint, from which any number of sequences start.
 
-    Sequences begin as copies of one prototype. What a finished sequence has learnt of the lexer is worth having:
-    ``give_back`` makes it the next prototype.
+    Sequences begin as copies of one prototype; without one any text will do. What a finished sequence has learnt of
+    the lexer is worth having: ``give_back`` makes it the next prototype. ``marks`` are there if the constraint has
+    reasoning before it.
     """
 
-    def __init__(self, prototype: llguidance.LLMatcher, warnings: tuple[str, ...], num_bytes: int, compile_s: float):
+    def __init__(
+        self,
+        prototype: llguidance.LLMatcher | None,
+        warnings: tuple[str, ...],
+        num_bytes: int,
+        compile_s: float,
+        marks: ReasoningMarks | None = None,
+    ) -> None:
         self._prototype = prototype
         self._lock = threading.Lock()
+        self._marks = marks
         self.warnings = warnings
         self.num_bytes = num_bytes
         self.compile_s = compile_s
 
-    def new_matcher(self, stop_token_ids: Collection[int]) -> GrammarMatcher:
-        with self._lock:
-            return GrammarMatcher(self._prototype.deep_copy(), stop_token_ids)
+    def new_matcher(self, stop_token_ids: Collection[int], reasoning: Reasoning | None = None) -> Matcher:
+        """A matcher at the beginning of an output, or of its reasoning."""
+        answer = self._new_answer(stop_token_ids)
+        if reasoning is None:
+            return answer
+        assert self._marks is not None, "its constraint had no reasoning"
+        return ReasonedMatcher(answer, self._marks, reasoning, stop_token_ids)
 
-    def give_back(self, matcher: GrammarMatcher) -> None:
+    def give_back(self, matcher: Matcher) -> None:
         """Take over a matcher that will not be used any more."""
         library = matcher.library
-        if not library.is_error() and library.reset():
+        if library is not None and not library.is_error() and library.reset():
             with self._lock:
                 self._prototype = library
+
+    def _new_answer(self, stop_token_ids: Collection[int]) -> Matcher:
+        with self._lock:
+            if self._prototype is None:
+                return AnyText()
+            return GrammarMatcher(self._prototype.deep_copy(), stop_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +196,17 @@ class GrammarService:
 
     def _build(self, constraint: Constraint, worker: WorkerProcess) -> Grammar:
         started = time.perf_counter()
+        marks = None
+        if constraint.reasoning is not None:
+            marks = ReasoningMarks.of(constraint.reasoning, self._table, self._encode)
+        if constraint.kind is ConstraintKind.ANY_TEXT:
+            return Grammar(None, (), 0, time.perf_counter() - started, marks)
         text = worker.compile(constraint)
         with self._tokenizer_lock:
             if self._tokenizer is None:
                 self._tokenizer = library_tokenizer(self._table, self._encode)
         prototype = build_matcher(self._tokenizer, text.text)
-        return Grammar(prototype, text.warnings, _num_bytes(text.text), time.perf_counter() - started)
+        return Grammar(prototype, text.warnings, _num_bytes(text.text), time.perf_counter() - started, marks)
 
 
 def _num_bytes(text: str) -> int:

@@ -18,7 +18,6 @@ from headrace.core.settings import config_from_arguments
 from headrace.core.terminal_progress import terminal_progress
 from headrace.engine.inprocess import InProcessClient
 from headrace.engine.metrics import Metrics
-from headrace.engine.request_builder import RequestBuilder
 from headrace.llm.loading import LoadedModel, load_model
 from headrace.llm.outputs import GenerationOutput, OutputCollector
 from headrace.llm.prompts import ChatMessages, Prompt, TokensPrompt, encode_prompt
@@ -34,7 +33,7 @@ class AsyncLLM:
         info = loaded.engine.info
         self._loaded = loaded
         self._client = InProcessClient(loaded.engine, Metrics(info.model))
-        self._builder = RequestBuilder(info.max_model_len, info.vocab_size, loaded.tokenizer, seed)
+        self._builder = loaded.request_builder(seed)
         self._clock = WallClock()
         self._request_numbers = itertools.count()
 

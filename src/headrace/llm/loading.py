@@ -10,6 +10,8 @@ from headrace.core.config import EngineConfig
 from headrace.core.errors import InvalidRequest
 from headrace.core.progress import Progress
 from headrace.engine.loop import DrivenEngine
+from headrace.engine.reasoning import ReasoningHabit
+from headrace.engine.request_builder import RequestBuilder
 from headrace.llm.prompts import ChatMessages
 
 
@@ -44,11 +46,19 @@ class ChatEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to generate; ``chat`` is ``None`` for a base model."""
+    """A model ready to generate; ``chat`` is ``None`` for a base model, ``reasoning`` for one that does not reason."""
 
     engine: DrivenEngine
     tokenizer: OfflineTokenizer
     chat: ChatEncoder | None
+    reasoning: ReasoningHabit | None = None
+
+    def request_builder(self, default_seed: int | None) -> RequestBuilder:
+        """What makes requests for this model."""
+        info = self.engine.info
+        return RequestBuilder(
+            info.max_model_len, info.vocab_size, self.tokenizer, default_seed, reasoning=self.reasoning
+        )
 
     def chat_token_ids(
         self,
@@ -75,9 +85,11 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     from headrace.checkpoint.reference import resolve_model
     from headrace.engine.chat_prompt import load_chat_encoder
     from headrace.engine.factory import build_engine
+    from headrace.engine.reasoning import reasoning_habit
     from headrace.engine.tokenizer import load_tokenizer
 
     path = resolve_model(config.model, progress)
     tokenizer = load_tokenizer(path, config.tokenizer)
     chat = load_chat_encoder(tokenizer, config.chat_template)
-    return LoadedModel(build_engine(config, progress), tokenizer, chat)
+    reasoning = reasoning_habit(tokenizer.chat_template, tokenizer)
+    return LoadedModel(build_engine(config, progress), tokenizer, chat, reasoning)

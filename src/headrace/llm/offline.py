@@ -21,7 +21,6 @@ from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import DEFAULT_TERMS, ServiceLevel, ServiceTerms, terms_of
 from headrace.core.settings import config_from_arguments
 from headrace.core.terminal_progress import terminal_progress
-from headrace.engine.request_builder import RequestBuilder
 from headrace.llm.loading import LoadedModel, load_model
 from headrace.llm.outputs import GenerationOutput, OutputCollector, ScoreOutput
 from headrace.llm.prompts import (
@@ -70,8 +69,7 @@ class LLM:
         self._backend: Runtime | None = None
         self._clock = WallClock()
         self._request_numbers = itertools.count()
-        info = loaded.engine.info
-        self._builder = RequestBuilder(info.max_model_len, info.vocab_size, loaded.tokenizer, seed)
+        self._builder = loaded.request_builder(seed)
 
     def generate(
         self,

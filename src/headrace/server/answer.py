@@ -17,27 +17,20 @@ from headrace.engine.answer_parts import (
     ReasoningSplitter,
     ToolCallSplitter,
 )
+from headrace.engine.reasoning import ReasoningHabit
 from headrace.engine.tool_formats import ToolFormat
-from headrace.server.logprobs import TokenView
 from headrace.server.protocol_chat import ChatDelta, ChatMessage
 from headrace.server.protocol_tools import CallDelta, CalledFunction, CallOut
 
-_NUM_END_TOKENS = 8
-"""Tokens at a prompt's end that can hold an opening tag with blanks behind it."""
 
-
-def new_answer(tags: tuple[str, str] | None, tool_format: ToolFormat | None, end_of_prompt: str) -> AnswerParts:
-    """How to take one choice's text apart; ``end_of_prompt`` tells whether the template has opened the reasoning."""
+def new_answer(
+    habit: ReasoningHabit | None, tool_format: ToolFormat | None, prompt_token_ids: Sequence[int]
+) -> AnswerParts:
+    """How to take one choice's text apart: reasoning if it is to be told apart, calls if there may be any."""
     reasoning = None
-    if tags is not None:
-        reasoning = ReasoningSplitter(*tags, is_inside=end_of_prompt.rstrip().endswith(tags[0]))
+    if habit is not None:
+        reasoning = ReasoningSplitter(habit.begin, habit.end, is_inside=habit.opens_in(prompt_token_ids))
     return AnswerParts(reasoning, None if tool_format is None else ToolCallSplitter(tool_format))
-
-
-def prompt_end(tokens: TokenView, prompt_token_ids: Sequence[int]) -> str:
-    """The last few tokens of a prompt as text, control tokens included."""
-    data = b"".join(tokens.shown_bytes(token_id) for token_id in prompt_token_ids[-_NUM_END_TOKENS:])
-    return data.decode("utf-8", "replace")
 
 
 def part_delta(part: Part) -> ChatDelta:

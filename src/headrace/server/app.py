@@ -27,8 +27,9 @@ from headrace.core.client import ServedClient
 from headrace.core.clock import WallClock
 from headrace.core.config import ServeConfig
 from headrace.core.request_limits import RequestLimits
+from headrace.engine.reasoning import reasoning_habit
 from headrace.engine.request_builder import RequestBuilder
-from headrace.engine.tool_formats import reasoning_tags, tool_habit
+from headrace.engine.tool_formats import tool_habit
 from headrace.program.engine_backend import DocumentEncoder
 from headrace.server.access_log import App, RequestBoundary
 from headrace.server.auth import ApiKeyCheck, KeyRing
@@ -70,11 +71,12 @@ def create_context(
     """What the routes work with."""
     info = client.info
     limits = _request_limits(config)
+    reasoning = reasoning_habit(tokenizer.chat_template, tokenizer)
     return ServerContext(
         client=client,
         prompts=PromptReader(tokenizer, chat, info.max_model_len, limits),
         documents=DocumentEncoder(tokenizer, chat),
-        builder=RequestBuilder(info.max_model_len, info.vocab_size, tokenizer, config.seed, limits),
+        builder=RequestBuilder(info.max_model_len, info.vocab_size, tokenizer, config.seed, limits, reasoning),
         tokens=tokenizer,
         tokenizer_facts=TokenizerFacts(
             bos_token=_token_text(tokenizer, tokenizer.bos_token_id),
@@ -90,7 +92,7 @@ def create_context(
         operators=KeyRing(config.admin_key),
         keys=KeyRing((*config.all_keys, *read_key_file(config.api_key_file))),
         tool_habit=tool_habit(tokenizer.chat_template),
-        reasoning_tags=reasoning_tags(tokenizer.chat_template),
+        reasoning=reasoning,
         drain=DrainSwitch(),
         traffic=Traffic(),
         workers=ThreadPoolExecutor(min(MAX_WORKERS, os.cpu_count() or 1), thread_name_prefix="prompt"),

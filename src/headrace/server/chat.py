@@ -9,6 +9,7 @@ from headrace.core.constraint import Constraint
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import Request
 from headrace.core.service_level import ServiceTerms
+from headrace.engine.reasoning import ReasoningHabit
 from headrace.server.access_log import App, record_of
 from headrace.server.chat_reply import ChatOptions, ChatReply
 from headrace.server.constraint_fields import constraint_of
@@ -47,7 +48,8 @@ def _prepare(
 ) -> Request:
     sampling = chat_sampling(body)
     constraint = _constraint(body, tools)
-    if tools is not None:  # calls are announced by control tokens in some families
+    habit = _shown_apart(body, context)
+    if tools is not None or (habit is not None and habit.is_hidden):  # what announces them may be control tokens
         sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
     truncate_to = body.truncate_prompt_tokens
     token_ids = context.prompts.conversation(_conversation(body, tools), is_truncated=truncate_to is not None)
@@ -64,7 +66,16 @@ def _prepare(
         if error.param in _CHAT_WORDS:
             raise InvalidRequest(error.message, _CHAT_WORDS[error.param]) from None
         raise
-    return msgspec.structs.replace(request, constraint=constraint)
+    return context.builder.held_to(request, constraint)
+
+
+def _hides_reasoning(body: ChatRequest) -> bool:
+    return body.include_reasoning is False or (body.reasoning is not None and bool(body.reasoning.exclude))
+
+
+def _shown_apart(body: ChatRequest, context: ServerContext) -> ReasoningHabit | None:
+    """How the model reasons, if its reasoning is to be told apart from its answer."""
+    return None if body.separate_reasoning is False else context.reasoning
 
 
 def _constraint(body: ChatRequest, tools: ToolUse | None) -> Constraint | None:
@@ -81,8 +92,9 @@ def _constraint(body: ChatRequest, tools: ToolUse | None) -> Constraint | None:
 
 def _conversation(body: ChatRequest, tools: ToolUse | None) -> Conversation:
     kwargs = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    if body.reasoning_effort is not None or effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort or effort)
     return Conversation(
         messages=body.messages if tools is None else tools.messages(body.messages),
         add_generation_prompt=body.add_generation_prompt,
@@ -101,5 +113,6 @@ def _options(body: ChatRequest, context: ServerContext, tools: ToolUse | None) -
         num_top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
         tool_format=None if tools is None else tools.habit.format,
-        reasoning_tags=None if body.separate_reasoning is False else context.reasoning_tags,
+        reasoning=_shown_apart(body, context),
+        hides_reasoning=_hides_reasoning(body),
     )

@@ -13,9 +13,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headrace.core.request import FinishReason, Request, RequestOutput, TokenLogprobs
-from headrace.engine.answer_parts import AnswerParts
+from headrace.engine.answer_parts import AnswerParts, Part, Reasoning
+from headrace.engine.reasoning import ReasoningHabit
 from headrace.engine.tool_formats import ToolFormat
-from headrace.server.answer import new_answer, part_delta, prompt_end, whole_message
+from headrace.server.answer import new_answer, part_delta, whole_message
 from headrace.server.generation import Delta
 from headrace.server.logprobs import TokenView, chat_logprobs, prompt_logprobs
 from headrace.server.protocol_chat import (
@@ -37,13 +38,15 @@ ASSISTANT = "assistant"
 class ChatOptions(ReplyOptions):
     """``num_top_logprobs`` is ``None`` when log-probabilities were not asked for.
 
-    ``tool_format`` is how the model calls tools, ``None`` if it may not; ``reasoning_tags`` stand around its reasoning.
+    ``tool_format`` is how the model calls tools, ``None`` if it may not; ``reasoning`` how it reasons,
+    ``None`` if its reasoning is to stay in the text; with ``hides_reasoning`` it is left out.
     """
 
     num_top_logprobs: int | None = None
     shows_prompt_logprobs: bool = False
     tool_format: ToolFormat | None = None
-    reasoning_tags: tuple[str, str] | None = None
+    reasoning: ReasoningHabit | None = None
+    hides_reasoning: bool = False
 
 
 class ChatReply:
@@ -62,7 +65,6 @@ class ChatReply:
         self._begun: set[int] = set()
         self._warnings: list[str] = []
         self._answers: dict[int, AnswerParts] = {}
-        self._prompt_end = prompt_end(tokens, request.prompt_token_ids)
 
     def events(self, deltas: Sequence[Delta]) -> list[msgspec.Struct]:
         self._observe(deltas)
@@ -100,7 +102,7 @@ class ChatReply:
     def _choice(self, output: RequestOutput) -> ChatChoice:
         assert output.finish_reason is not None, "a whole reply is made of finished sequences"
         answer = self._answer(output.index)
-        parts = [*answer.push(output.text), *answer.finish()]
+        parts = self._shown([*answer.push(output.text), *answer.finish()])
         return ChatChoice(
             index=output.index,
             message=whole_message(parts, ASSISTANT),
@@ -121,7 +123,7 @@ class ChatReply:
         parts = answer.push(output.text)
         if output.finish_reason is not None:
             parts += answer.finish()
-        deltas = [part_delta(part) for part in parts]
+        deltas = [part_delta(part) for part in self._shown(parts)]
         # what belongs to the tokens goes with the first delta, or with an empty one if no text came
         token_ids, logprobs = self._token_ids(output), self._logprobs(output)
         if not deltas and ((output.logprobs and logprobs is not None) or token_ids):
@@ -147,8 +149,14 @@ class ChatReply:
     def _answer(self, index: int) -> AnswerParts:
         """The taking apart of one choice's text, begun when its first text comes."""
         if index not in self._answers:
-            self._answers[index] = new_answer(self._options.reasoning_tags, self._options.tool_format, self._prompt_end)
+            self._answers[index] = new_answer(
+                self._options.reasoning, self._options.tool_format, self._prompt_token_ids
+            )
         return self._answers[index]
+
+    def _shown(self, parts: Sequence[Part]) -> list[Part]:
+        hidden = Reasoning if self._options.hides_reasoning else ()
+        return [part for part in parts if not isinstance(part, hidden)]
 
     def _logprobs(self, output: RequestOutput) -> ChatLogprobs | None:
         num_top = self._options.num_top_logprobs

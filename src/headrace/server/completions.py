@@ -69,7 +69,7 @@ def _prepare(context: ServerContext, body: CompletionRequest, identity: Identity
             terms=terms,
             cache_salt=cache_salt(body, context.limits),
         )
-        requests.append(msgspec.structs.replace(request, constraint=constraint))
+        requests.append(context.builder.held_to(request, constraint))
     return _Prepared(tuple(requests), _echo_texts(context, body, prompts, requests))
 
 

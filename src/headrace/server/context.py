@@ -19,6 +19,7 @@ from headrace.core.clock import Clock
 from headrace.core.config import ServeConfig
 from headrace.core.errors import HeadraceError
 from headrace.core.request_limits import RequestLimits
+from headrace.engine.reasoning import ReasoningHabit
 from headrace.engine.request_builder import RequestBuilder
 from headrace.engine.tool_formats import ToolHabit
 from headrace.program.engine_backend import DocumentEncoder
@@ -92,7 +93,7 @@ class ServerContext:
     keys: KeyRing
     operators: KeyRing
     tool_habit: ToolHabit
-    reasoning_tags: tuple[str, str] | None
+    reasoning: ReasoningHabit | None
     drain: DrainSwitch
     traffic: Traffic
     workers: ThreadPoolExecutor

@@ -86,6 +86,14 @@ class FunctionMessage(msgspec.Struct, frozen=True, tag_field="role", tag="functi
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 
 
+class ReasoningFields(msgspec.Struct, frozen=True):
+    """OpenRouter's ``reasoning``: the budget of tokens, or the effort in words as the template knows them."""
+
+    max_tokens: int | None = None
+    effort: str | None = None
+    exclude: bool | None = None
+
+
 class ChatRequest(GenerationFields, frozen=True, kw_only=True):
     """Body of ``POST /v1/chat/completions``."""
 
@@ -102,6 +110,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True):
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
     reasoning_effort: str | None = None
+    reasoning: ReasoningFields | None = None
 
     # taken and without effect here
     verbosity: str | None = None

@@ -61,6 +61,8 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     sampling_seed: int | None = None
+    thinking_token_budget: int | None = None
+    thinking_budget: int | None = None
 
     # the form of the output: OpenAI's, vLLM's, vLLM's older ones, SGLang's
     response_format: ResponseFormat | None = None
@@ -157,7 +159,6 @@ UNSUPPORTED_FIELDS = {
     "prompt_ignore_length": Unsupported(_NOT_DONE, (None, 0)),
     "truncation_side": Unsupported("truncate_prompt_tokens keeps the end of the prompt", (None, "left")),
     "watermark": Unsupported(_NOT_DONE),
-    "thinking_token_budget": Unsupported(_NOT_DONE, (None,)),
     "repetition_detection": Unsupported(_NOT_DONE, (None,)),
     "spaces_between_special_tokens": Unsupported(_NOT_DONE, (None, True)),
     "session_params": Unsupported(_NOT_DONE, (None,)),

@@ -24,6 +24,7 @@ class _Asked:
     max_tokens: int | None
     logprobs: int | None
     prompt_logprobs: int | None
+    thinking_token_budget: int | None
 
 
 def completion_sampling(body: CompletionRequest) -> SamplingParams:
@@ -37,6 +38,7 @@ def completion_sampling(body: CompletionRequest) -> SamplingParams:
         max_tokens=1 if is_echo_only(body) else _given(body.max_tokens, DEFAULT_COMPLETION_TOKENS),
         logprobs=body.logprobs,
         prompt_logprobs=body.prompt_logprobs if body.prompt_logprobs is not None else echoed_logprobs,
+        thinking_token_budget=_budget(body),
     )
     return _sampling(body, asked)
 
@@ -62,6 +64,12 @@ def chat_sampling(body: ChatRequest) -> SamplingParams:
         max_tokens=_agreed("max_completion_tokens", body.max_completion_tokens, "max_tokens", body.max_tokens),
         logprobs=_given(body.top_logprobs, 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
+        thinking_token_budget=_agreed(
+            "thinking_token_budget",
+            _budget(body),
+            "reasoning.max_tokens",
+            None if body.reasoning is None else body.reasoning.max_tokens,
+        ),
     )
     return _sampling(body, asked)
 
@@ -93,7 +101,12 @@ def _sampling(fields: GenerationFields, asked: _Asked) -> SamplingParams:
         logprobs=asked.logprobs,
         prompt_logprobs=_prompt_logprobs(fields, asked.prompt_logprobs),
         skip_special_tokens=_given(fields.skip_special_tokens, True),
+        thinking_token_budget=asked.thinking_token_budget,
     )
+
+
+def _budget(fields: GenerationFields) -> int | None:
+    return _agreed("thinking_token_budget", fields.thinking_token_budget, "thinking_budget", fields.thinking_budget)
 
 
 def _check_best_of(body: CompletionRequest) -> None:
