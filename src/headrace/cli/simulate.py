@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from headrace.cli.json_result import JSON_FLAG_HELP, write_json
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from headrace.sim.report import SimulationReport
     from headrace.sim.scenario import Hardware
 
 _DESCRIPTION = """Play traces of requests to headrace's scheduler and KV cache on a virtual clock: minutes of a large
@@ -36,8 +38,22 @@ def main(argv: Sequence[str]) -> int:
     if not arguments.trace:
         raise ConfigError("simulate needs a trace: headrace simulate --trace FILE --model llama-70b", "trace")
 
-    from headrace.cli.simulate_report import render
-    from headrace.sim.picture import goodput_picture
+    if arguments.load is not None and arguments.loads is not None:
+        raise ConfigError(f"--load is {arguments.load} and --loads {arguments.loads}; give one of them", "loads")
+    reports = []
+    for report in _runs(arguments):
+        reports.append(report)
+        if arguments.json != "-":
+            _show(report)
+    if arguments.picture is not None:
+        _draw(reports, arguments.picture)
+    if arguments.json:
+        write_json(reports, arguments.json)
+    return 0
+
+
+def _runs(arguments: Namespace) -> Iterator[SimulationReport]:
+    """Every policy at every load, each when it is asked for."""
     from headrace.sim.scenario import Scenario, parse_loads, parse_policy, parse_source
 
     scenario = Scenario(
@@ -48,20 +64,15 @@ def main(argv: Sequence[str]) -> int:
         enable_prefix_caching=not arguments.no_prefix_caching,
     )
     policies = [parse_policy(text) for text in arguments.policy or ["slo"]]
-    if arguments.load is not None and arguments.loads is not None:
-        raise ConfigError(f"--load is {arguments.load} and --loads {arguments.loads}; give one of them", "loads")
     loads = parse_loads(arguments.loads or arguments.load or "1")
-    reports = []
-    for policy in policies:
-        for load in loads:
-            reports.append(scenario.run(policy, load))
-            if arguments.json != "-":
-                print(render(reports[-1]), end="\n\n", flush=True)
-    if arguments.picture is not None:
-        _write_picture(goodput_picture(reports), arguments.picture)
-    if arguments.json:
-        write_json(reports, arguments.json)
-    return 0
+    for policy, load in product(policies, loads):
+        yield scenario.run(policy, load)
+
+
+def _show(report: SimulationReport) -> None:
+    from headrace.cli.simulate_report import render
+
+    print(render(report), end="\n\n", flush=True)
 
 
 def _hardware(arguments: Namespace) -> Hardware:
@@ -102,9 +113,11 @@ def _parser() -> Parser:
     return parser
 
 
-def _write_picture(svg: str, path: Path) -> None:
+def _draw(reports: Sequence[SimulationReport], path: Path) -> None:
+    from headrace.sim.picture import goodput_picture
+
     try:
-        path.write_text(svg, encoding="utf-8")
+        path.write_text(goodput_picture(reports), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; --picture names a file", "picture") from error
 

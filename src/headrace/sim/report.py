@@ -7,7 +7,7 @@ short is as much a miss as one that was slow. Percentiles are those of the reque
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -130,9 +130,9 @@ def _groups(records: Iterable[RequestRecord], key: Callable[[RequestRecord], str
 
 
 def _group(name: str, records: Sequence[RequestRecord]) -> GroupReport:
+    counts = Counter(record.outcome for record in records)
     served = [record for record in records if record.outcome is Outcome.SERVED]
-    counts = {outcome: sum(record.outcome is outcome for record in records) for outcome in Outcome}
-    num_input = sum(record.offered.trace.num_input_tokens for record in served)
+    paced = [record for record in served if record.num_output_tokens > 1]  # one token alone has no pace
     return GroupReport(
         name=name,
         offered=len(records),
@@ -144,14 +144,19 @@ def _group(name: str, records: Sequence[RequestRecord]) -> GroupReport:
         failed=counts[Outcome.FAILED],
         goodput=sum(map(meets_targets, records)) / len(records),
         ttft_s=Spread.of([record.ttft_s for record in served]),
-        tpot_s=Spread.of([record.tpot_s for record in served if record.num_output_tokens > 1]),
+        tpot_s=Spread.of([record.tpot_s for record in paced]),
         e2e_s=Spread.of([record.e2e_s for record in served]),
-        tokens_per_s=_rates([record.tpot_s for record in served if record.num_output_tokens > 1]),
-        stall_s=Spread.of([record.longest_gap_s for record in served if record.num_output_tokens > 1]),
+        tokens_per_s=_rates([record.tpot_s for record in paced]),
+        stall_s=Spread.of([record.longest_gap_s for record in paced]),
         num_preemptions=sum(record.num_preemptions for record in records),
-        hit_rate=sum(record.num_cached_tokens for record in served) / num_input if num_input else 0.0,
+        hit_rate=_hit_rate(served),
         output_tokens=sum(record.num_output_tokens for record in records),
     )
+
+
+def _hit_rate(served: Sequence[RequestRecord]) -> float:
+    num_input = sum(record.offered.trace.num_input_tokens for record in served)
+    return sum(record.num_cached_tokens for record in served) / num_input if num_input else 0.0
 
 
 def _rates(tpots_s: Sequence[float]) -> Spread:
