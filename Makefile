@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 DEPENDENCIES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -path csrc/tests -prune -o -type f -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check format test simulations native-test native-sanitize bench docs stubs simulate torture soak clean
+.PHONY: help install serve check format test simulations native-test native-sanitize bench docs stubs torture soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,8 +33,9 @@ format: $(VENV)/.installed-test ## format the code and apply safe lint fixes
 test: $(VENV)/.installed-test ## run every test; ARGS go to pytest
 	$(BIN)/python -m pytest $(ARGS)
 
-simulations: $(VENV)/.installed-test ## run ten thousand random simulations of the scheduler; SEEDS chooses others
+simulations: $(VENV)/.installed-test ## ten thousand random loads, and as many lives of a server with faults; SEEDS=A:B
 	$(BIN)/python -m tests.sim.random_simulations $(SEEDS)
+	$(BIN)/python -m tests.simulation $(SEEDS)
 
 native-test: build/native/build.ninja ## build and run the tests of csrc
 	$(BIN)/ninja -C build/native native_tests
@@ -49,14 +50,11 @@ native-sanitize: build/sanitize/build.ninja build/race/build.ninja ## the same u
 bench: install ## measure, and compare with the last recorded run; ARGS=--record keeps the result
 	$(BIN)/python benchmarks/suite.py $(ARGS)
 
-simulate: $(VENV)/.installed-test ## live SEEDS (10000) lives of a server with faults, on a virtual clock
-	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000) $(ARGS)
-
-torture: $(VENV)/.installed-test ## start and stop a server under load CYCLES (200) times; nothing may be left
-	$(BIN)/python -m tests.torture.cycles --cycles $(or $(CYCLES),200) $(ARGS)
+torture: $(VENV)/.installed-test ## the long runs against faults and abuse; WHAT=NAME is one of them, WHAT=help lists them
+	$(BIN)/python -m tests.torture $(or $(WHAT),all) $(ARGS)
 
 soak: $(VENV)/.installed-test ## mixed load for MINUTES (10), then silence; nothing may be left
-	$(BIN)/python -m tests.torture.soak --minutes $(or $(MINUTES),10) $(ARGS)
+	$(BIN)/python -m tests.torture soak --minutes $(or $(MINUTES),10) $(ARGS)
 
 docs: install ## write the pages that are generated from code
 	$(BIN)/python -m headrace.core.settings_reference > docs/reference/settings.md

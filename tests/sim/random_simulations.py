@@ -12,13 +12,11 @@ nothing holds a block; what cannot be skipped was not skipped.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
 import time
 import traceback
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 
 from headrace.core.sequence import Sequence
 from headrace.core.step import StepPlan, StepResult
@@ -26,9 +24,8 @@ from headrace.scheduler.policy import SchedulerListener
 from headrace.scheduler.waits import Waits
 from headrace.sim.record import Outcome, RequestRecord
 from headrace.sim.simulator import Simulator
+from tests.seed_range import in_chunks, num_cores, seed_range
 from tests.sim.workloads import Case, random_case
-
-CHUNK = 50
 
 
 class PlanChecker(SchedulerListener):
@@ -131,10 +128,10 @@ def _check_record(record: RequestRecord) -> None:
         assert not record.is_admitted
 
 
-def failures(start: int, stop: int) -> list[tuple[int, str]]:
-    """Seeds in ``[start, stop)`` that break a promise, and what was broken."""
+def failures(seeds: range) -> list[tuple[int, str]]:
+    """Seeds that break a promise, and what was broken."""
     broken = []
-    for seed in range(start, stop):
+    for seed in seeds:
         try:
             check(seed)
         except Exception as error:
@@ -146,35 +143,32 @@ def reproduction(seed: int, message: str) -> str:
     return f"seed {seed}: {message}\n  reproduce with: python -m tests.sim.random_simulations {seed}"
 
 
-def run_range(start: int, stop: int, num_workers: int) -> int:
+def run_range(seeds: range, num_workers: int) -> int:
     """Run many seeds; prints what failed and returns how many did."""
     started = time.perf_counter()
-    starts = range(start, stop, CHUNK)
-    stops = [min(first + CHUNK, stop) for first in starts]
-    with ProcessPoolExecutor(num_workers) as pool:
-        broken = [failure for chunk in pool.map(failures, starts, stops) for failure in chunk]
+    broken = [failure for chunk in in_chunks(failures, seeds, num_workers) for failure in chunk]
     for seed, message in broken:
         print(reproduction(seed, message))
     elapsed_s = time.perf_counter() - started
-    print(f"{stop - start} simulations in {elapsed_s:.1f} s on {num_workers} cores, {len(broken)} failed")
+    print(f"{len(seeds)} simulations in {elapsed_s:.1f} s on {num_workers} cores, {len(broken)} failed")
     return len(broken)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Simulate random workloads and check every invariant.")
-    parser.add_argument("seeds", help="one seed, or a range START:STOP")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
+    parser.add_argument("seeds", type=seed_range, help="one seed, or a range START:STOP")
+    parser.add_argument("--workers", type=int, default=num_cores(), help="default: all cores")
     arguments = parser.parse_args(argv)
-    start, colon, stop = arguments.seeds.partition(":")
-    if colon:
-        return int(run_range(int(start), int(stop), arguments.workers) > 0)
+    if len(arguments.seeds) > 1:
+        return int(run_range(arguments.seeds, arguments.workers) > 0)
+    seed = arguments.seeds.start
     try:
-        check(int(start))
+        check(seed)
     except Exception as error:
         traceback.print_exc()
-        print(reproduction(int(start), f"{type(error).__name__}: {error}"))
+        print(reproduction(seed, f"{type(error).__name__}: {error}"))
         return 1
-    print(f"seed {start} holds")
+    print(f"seed {seed} holds")
     return 0
 
 

@@ -16,7 +16,7 @@ from tests.sim.workloads import random_case
 
 
 def test_every_promise_holds_for_some_seeds() -> None:
-    assert random_simulations.failures(100_000, 100_060) == []
+    assert random_simulations.failures(range(100_000, 100_060)) == []
 
 
 def test_the_seeds_cover_every_end_and_every_pressure() -> None:
@@ -39,7 +39,7 @@ def test_a_leak_is_found_and_its_seed_reproduces_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(KVCacheManager, "release", lambda self, seq: None)
-    seed, message = random_simulations.failures(0, 40)[0]
+    seed, message = random_simulations.failures(range(40))[0]
     line = random_simulations.reproduction(seed, message)
     command = line.splitlines()[1].removeprefix("  reproduce with: python -m tests.sim.random_simulations ")
     assert random_simulations.main([command]) == 1
@@ -59,4 +59,4 @@ def test_a_line_that_never_calls_somebody_up_is_found(monkeypatch: pytest.Monkey
         return None
 
     monkeypatch.setattr(KeyedQueue, "pop", pop_but_the_first)
-    assert any("work stands still" in message for _, message in random_simulations.failures(0, 10))
+    assert any("work stands still" in message for _, message in random_simulations.failures(range(10)))

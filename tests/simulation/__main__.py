@@ -1,39 +1,43 @@
-"""Many lives: ``python -m tests.simulation --seeds 10000`` names every seed that went wrong, and why."""
+"""Many lives on all cores: ``python -m tests.simulation 0:10000`` names every seed that went wrong, and why."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
-from tests.simulation.lives import run_lives
+from tests.seed_range import in_chunks, num_cores, seed_range
+from tests.simulation.lives import LivesReport, run_lives
+from tests.torture.figures import report
+
+
+def run_quietly(seeds: range) -> LivesReport:
+    logging.disable(logging.CRITICAL)  # ten thousand lives have much to say
+    return run_lives(seeds)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=10_000, help="how many lives")
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("seeds", type=seed_range, help="one seed, or a range START:STOP")
+    parser.add_argument("--workers", type=int, default=num_cores(), help="default: all cores")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # ten thousand lives have much to say
     started = time.monotonic()
-    report = run_lives(range(arguments.first, arguments.first + arguments.seeds))
-    for failure in report.failures:
-        print(f"seed {failure.seed}: {failure.error}\n  " + "\n  ".join(failure.history))
+    found = LivesReport()
+    for part in in_chunks(run_quietly, arguments.seeds, arguments.workers):
+        found.add(part)
+    for failure in found.failures:
+        print("\n  ".join([f"seed {failure.seed}: {failure.error}", *failure.history]))
+        print(f"  reproduce with: python -m tests.simulation {failure.seed}")
     figures = {
-        "seeds": report.num_lives,
-        "failures": len(report.failures),
+        "lives": found.num_lives,
+        "failed": len(found.failures),
         "seconds": round(time.monotonic() - started, 1),
-        **Counter(report.totals),
+        **dict(sorted(found.totals.items())),
     }
-    print(json.dumps(figures))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures))
-    return int(bool(report.failures))
+    return report(figures, arguments.json, is_good=not found.failures)
 
 
 if __name__ == "__main__":

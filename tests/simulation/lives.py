@@ -28,6 +28,11 @@ class LivesReport:
     failures: list[FailedLife] = field(default_factory=list)
     totals: Counter[str] = field(default_factory=Counter)
 
+    def add(self, other: LivesReport) -> None:
+        self.num_lives += other.num_lives
+        self.failures += other.failures
+        self.totals += other.totals
+
 
 def run_lives(seeds: Iterable[int]) -> LivesReport:
     """Run each seed's life on one event loop."""

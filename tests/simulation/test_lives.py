@@ -1,4 +1,4 @@
-"""A slice of the lives that ``make simulate`` runs ten thousand of."""
+"""A slice of the lives that ``make simulations`` runs ten thousand of."""
 
 from __future__ import annotations
 

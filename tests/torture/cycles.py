@@ -1,27 +1,24 @@
-"""Start and stop a server under load, again and again, in every way there is; nothing may be left behind.
-
-``python -m tests.torture.cycles --cycles 200`` prints what it found and fails if anything was left.
-"""
+"""Start and stop a server under load, again and again, in every way there is; nothing may be left behind."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
 from tests.server.served_process import ServedProcess, served
 from tests.tiny_model import write_tiny_model
+from tests.torture.figures import report
 from tests.torture.processes import alive, descendants, leftovers
 
 WAYS = {
@@ -106,19 +103,20 @@ def _stream(server: ServedProcess) -> None:
             pass
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is deaf to it, children too
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cycles", type=int, default=200)
+    parser = argparse.ArgumentParser(prog="torture cycles", description=__doc__)
+    parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        report = run_cycles(arguments.cycles, write_tiny_model(Path(folder)))
-    print(json.dumps(asdict(report), indent=2))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(asdict(report)))
-    return 0 if report.is_clean else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        found = run_cycles(arguments.count, write_tiny_model(Path(folder)))
+    figures = {
+        "cycles": found.num_cycles,
+        **{f"longest stop by {way}, s": seconds for way, seconds in found.longest_stop_s.items()},
+        "orphans": len(found.orphans),
+        "sockets and shared memory left": len(found.leftovers),
+        "wrong exit codes": len(found.exit_codes),
+    }
+    print("\n".join([*found.orphans, *found.leftovers, *found.exit_codes]))
+    return report(figures, arguments.json, is_good=found.is_clean)

@@ -1,21 +1,23 @@
-"""How long a server is away when its engine is killed: ``python -m tests.torture.recovery MODEL``. Times in seconds."""
+"""How long a server is away when its engine is killed, as a prober and as the reader of a stream see it."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
-import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
 
 from tests.server.served_process import ServedProcess, served
+from tests.torture.figures import report
 
 PATIENCE_S = 120.0
+UNREADY_WITHIN_S = 1.0
+READY_WITHIN_S = 10.0
 
 
 class TimedStream:
@@ -40,7 +42,7 @@ class TimedStream:
 
 
 def measure(server: ServedProcess) -> dict[str, float]:
-    """Kill the engine under a stream; what a prober and the stream's reader see."""
+    """Kill the engine under a stream; what a prober and the stream's reader see, in seconds."""
     stream = TimedStream(server)
     while len(stream.moments) < 20:
         time.sleep(0.01)
@@ -53,7 +55,11 @@ def measure(server: ServedProcess) -> dict[str, float]:
         ready_s = _seconds_until(http, f"{server.root}/readyz", 200, killed_at)
     gap_s = stream.longest_gap_s()
     assert stream.body.endswith(b"data: [DONE]\n\n")
-    return {"unready_after_s": unready_s, "ready_again_after_s": ready_s, "longest_gap_in_stream_s": round(gap_s, 3)}
+    return {
+        "not ready after, s": unready_s,
+        "ready again after, s": ready_s,
+        "longest gap in a stream, s": round(gap_s, 3),
+    }
 
 
 def _seconds_until(http: httpx.Client, url: str, status: int, since: float) -> float:
@@ -62,18 +68,12 @@ def _seconds_until(http: httpx.Client, url: str, status: int, since: float) -> f
     return round(time.monotonic() - since, 3)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="torture recovery", description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     with served(Path(arguments.model), "--kv-cache-bytes", "256MiB", "--threads", "2") as server:
         figures = measure(server)
-    print(json.dumps(figures))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    is_good = figures["not ready after, s"] < UNREADY_WITHIN_S and figures["ready again after, s"] < READY_WITHIN_S
+    return report(figures, arguments.json, is_good=is_good)

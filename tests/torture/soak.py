@@ -1,4 +1,4 @@
-"""Mixed load for a while, then silence: nothing may be left. ``python -m tests.torture.soak --minutes 10``.
+"""Mixed load for a while, then silence: nothing may be left.
 
 Streams, plain answers, several answers, clients that leave and requests that are wrong, more of them at once than run
 together. Prints one table and fails if anything in it is not as it should be.
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
-import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import httpx
 
 from tests.server.served_process import ServedProcess, served
 from tests.tiny_model import write_tiny_model
+from tests.torture.figures import report
 from tests.torture.processes import num_files, num_threads, private_bytes
 
 NUM_CLIENTS = 48
@@ -117,22 +117,15 @@ def _wait_idle(server: ServedProcess) -> float:
         time.sleep(0.1)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="torture soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         model = write_tiny_model(Path(folder))
         with served(model, "--max-num-seqs", str(MAX_NUM_SEQS), "--kv-cache-bytes", "8MiB") as server:
             found = soak(server, arguments.minutes * 60)
-    width = max(map(len, found))
-    print("\n".join(f"{name:<{width}}  {value:g}" for name, value in found.items()))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found))
     is_clean = not any(found[name] for name in ("unexpected", "KV blocks in use"))
-    return int(not is_clean or found["more threads"] > 0 or found["more files"] > 2)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    is_good = is_clean and found["more threads"] <= 0 and found["more files"] <= 2
+    return report(found, arguments.json, is_good=is_good)
