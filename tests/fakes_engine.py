@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from headrace.core.client import EngineInfo, StepStats
 from headrace.core.errors import InvalidRequest, Overloaded
+from headrace.core.memory_pressure import UNWATCHED, MemoryState
 from headrace.core.request import FinishReason, Request, RequestOutput, RequestTimes, SequenceProgress, Usage
 from headrace.core.sampling import SamplingParams
 from headrace.core.timeline import SequenceTimeline
@@ -92,6 +93,7 @@ class FakeEngine:
     num_cleared: int = 0
     idle: IdleWork = field(default_factory=NoIdleWork)
     expected_step_s: float = 0.0
+    memory: MemoryState = UNWATCHED
     _requests: dict[str, Request] = field(default_factory=dict)
     _running: dict[tuple[str, int], int] = field(default_factory=dict)
     _ended: list[RequestOutput] = field(default_factory=list)

@@ -24,6 +24,20 @@ def test_the_blocks_freed_last_come_back_first_and_in_their_order() -> None:
     assert pool.allocate(2) == first
 
 
+def test_blocks_that_were_never_handed_out_go_last_and_are_counted() -> None:
+    pool = BlockPool(8)
+    assert pool.num_untouched == 8
+    pool.free(pool.allocate(3))
+    assert pool.num_untouched == 5
+    assert sorted(pool.allocate(3)) == [0, 1, 2]
+    assert pool.num_untouched == 5
+    pool.allocate(1)
+    assert pool.num_untouched == 4
+    pool.rebuild([])
+    assert sorted(pool.allocate(4)) == [0, 1, 2, 3]
+    assert pool.num_untouched == 4
+
+
 def test_allocating_nothing_changes_nothing() -> None:
     pool = BlockPool(2)
     assert pool.allocate(0) == []

@@ -206,7 +206,7 @@ class ManySequences(RuleBasedStateMachine):
             self.kv.release(seq)
         assert not self.kv._holders
         assert not self.kv._prefixes.in_flight
-        assert not self.kv._uncounted_queries
+        assert not self.kv._lookups._uncounted
         assert self.kv.num_private_blocks == 0
         assert self.kv.num_available_blocks == self.kv.num_blocks
         self.kv.clear_prefix_cache()

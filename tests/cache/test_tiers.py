@@ -162,3 +162,27 @@ def test_without_tiers_nothing_is_kept_and_nothing_copied():
 def test_a_disk_without_a_host_tier_is_no_use():
     with pytest.raises(AssertionError):
         BlockTiers(0, 4)
+
+
+def test_a_tier_that_may_not_grow_gives_up_what_it_keeps_before_it_takes_more():
+    tiers = BlockTiers(num_host_blocks=4)
+    keep(tiers, 1, 2)
+    done(tiers)
+    tiers.host.stop_growing()
+    assert (tiers.host.num_untouched, tiers.host.num_available) == (2, 2)
+    keep(tiers, 3)
+    done(tiers)
+    assert [tiers.host.find(key(number)) is not None for number in (1, 2, 3)] == [False, True, True]
+    assert tiers.host.num_untouched == 2
+    tiers.host.resume_growing()
+    keep(tiers, 4)
+    done(tiers)
+    assert tiers.host.num_untouched == 1
+
+
+def test_a_tier_that_never_held_anything_keeps_nothing_while_it_may_not_grow():
+    tiers = BlockTiers(num_host_blocks=2)
+    tiers.host.stop_growing()
+    keep(tiers, 1)
+    assert tiers.hold([5]) is None
+    assert done(tiers) == []

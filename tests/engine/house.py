@@ -49,10 +49,11 @@ class House:
         max_num_seqs: int = 8,
         executor: ContentExecutor | None = None,
         texts: ByteTexts | None = None,
+        clock: ManualClock | None = None,
     ) -> None:
         self.kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching=True)
         self.executor = ContentExecutor(num_blocks, block_size, VOCAB_SIZE) if executor is None else executor
-        self.clock = ManualClock()
+        self.clock = ManualClock() if clock is None else clock
         self.scheduler = Scheduler(self.kv, FcfsPolicy(budget), BatchLimits(max_num_seqs, budget, max_model_len))
         self.engine = Engine(
             self.scheduler,

@@ -16,6 +16,9 @@ from headrace.engine.answer_parts import (
     ReasoningSplitter,
     ToolCallSplitter,
 )
+from headrace.engine.detokenizer import ByteDetokenizer
+from headrace.engine.stop_matcher import StopStrings
+from headrace.engine.text_stream import TextStream
 from headrace.engine.tool_formats import FORMATS, tool_habit
 
 BY_NAME = {each.name: each for each in FORMATS}
@@ -155,3 +158,55 @@ def test_calls_after_reasoning_are_found() -> None:
 def test_a_template_tells_its_familys_way(template: str | None, name: str, is_shown: bool) -> None:
     habit = tool_habit(template)
     assert (habit.format.name, habit.is_shown_by_template) == (name, is_shown)
+
+
+BYTES = [bytes([byte]) for byte in range(256)]
+REASONED_CALL = 'hm </th hm</think>\n\nSure.\n<tool_call>\n{"name": "f", "arguments": {"a": "<tool"}}\n</tool_call>'
+
+
+def deltas_of(answer: str, num_tokens: int, stop: str, *, include: bool = False) -> tuple[list[str], bool]:
+    """What a text stream lets through of the first tokens of an answer, one byte each; whether it was stopped."""
+    stream = TextStream(ByteDetokenizer(BYTES), StopStrings((stop,)), include)
+    deltas = []
+    for token_id in answer.encode()[:num_tokens]:
+        delta = stream.push(token_id)
+        deltas.append(delta.text)
+        if delta.stop is not None:
+            return deltas, True
+    return [*deltas, stream.finish()], False
+
+
+@pytest.mark.parametrize("stop", ["</tool_call>!", "<tool_call>?", "Sure!", "hm</think>?", '{"name": "g"'])
+def test_b21_text_held_back_for_a_stop_string_goes_through_the_parsers_when_the_stream_ends(stop: str) -> None:
+    def parts() -> AnswerParts:
+        reasoning = ReasoningSplitter("<think>", "</think>", is_inside=True)
+        return AnswerParts(reasoning, ToolCallSplitter(BY_NAME["hermes"]))
+
+    for num_tokens in range(len(REASONED_CALL) + 1):
+        deltas, is_stopped = deltas_of(REASONED_CALL, num_tokens, stop)
+        assert not is_stopped, "each of them is only nearly there"
+        assert read(parts(), deltas) == read(parts(), [REASONED_CALL[:num_tokens]])
+    assert read(parts(), deltas) == ("hm </th hm", "Sure.", [("f", '{"a": "<tool"}')])
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ("</th", ("hm ", "", [])),
+        ("</think>", ("hm </th hm", "", [])),
+        ("Sure", ("hm </th hm", "", [])),
+        ("<tool_call>", ("hm </th hm", "Sure.", [])),
+        ("<tool", ("hm </th hm", "Sure.", [])),
+        ('"a"', ("hm </th hm", "Sure.", [("f", "{")])),
+        ("\n</tool_call>", ("hm </th hm", "Sure.", [("f", '{"a": "<tool"}')])),
+    ],
+)
+def test_b21_a_stop_string_ends_every_part_at_the_same_place(
+    stop: str, expected: tuple[str, str, list[tuple[str, str]]]
+) -> None:
+    reasoning = ReasoningSplitter("<think>", "</think>", is_inside=True)
+    parts = AnswerParts(reasoning, ToolCallSplitter(BY_NAME["hermes"]))
+    deltas, is_stopped = deltas_of(REASONED_CALL, len(REASONED_CALL), stop)
+    assert is_stopped
+    found = read(parts, deltas)
+    assert (found[0], found[1].rstrip("\n"), found[2]) == expected

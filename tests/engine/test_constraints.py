@@ -46,6 +46,12 @@ class HeldGrammars:
     def start_mask(self, rows: MaskRows) -> FillingMask:
         return self._filler.start(rows)
 
+    def stop_growing(self) -> None:
+        """Keeps nothing."""
+
+    def resume_growing(self) -> None:
+        """Keeps nothing."""
+
     def close(self) -> None:
         self._filler.close()
 

@@ -8,7 +8,9 @@ import pytest
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import FinishReason
-from tests.engine.house import VOCAB_SIZE, House, joined, text_of
+from headrace.core.sampling import SamplingParams
+from headrace.engine.text_stream import TextDelta, TextStream
+from tests.engine.house import VOCAB_SIZE, ByteTexts, House, joined, text_of
 from tests.fakes import ContentExecutor, expected_output, make_request
 
 
@@ -211,3 +213,44 @@ def test_a_step_that_computes_nothing_counts_no_tokens():
     house.engine.abort("r")
     house.engine.step()
     assert house.engine.stats().num_step_tokens == 0
+
+
+class OddTexts(ByteTexts):
+    """Cannot make text of one token."""
+
+    def __init__(self, odd_token_id: int) -> None:
+        self._odd_token_id = odd_token_id
+
+    def text_streams(self, sampling: SamplingParams) -> list[TextStream]:
+        streams = super().text_streams(sampling)
+        return [OddStream(stream, self._odd_token_id) for stream in streams]
+
+
+class OddStream(TextStream):
+    def __init__(self, stream: TextStream, odd_token_id: int) -> None:
+        self._stream = stream
+        self._odd_token_id = odd_token_id
+
+    def push(self, token_id: int) -> TextDelta:
+        if token_id == self._odd_token_id:
+            raise MemoryError
+        return self._stream.push(token_id)
+
+    def finish(self) -> str:
+        return self._stream.finish()
+
+
+def test_a_token_that_cannot_be_taken_in_fails_its_sequence_alone(caplog: pytest.LogCaptureFixture):
+    good, bad = [1, 2, 3], [4, 5, 6]
+    odd = next(t for t in expected_output(bad, 6, VOCAB_SIZE) if t not in expected_output(good, 6, VOCAB_SIZE))
+    house = House(texts=OddTexts(odd))
+    for request_id, prompt in (("good", good), ("bad", bad)):
+        house.engine.submit(make_request(prompt, request_id, max_tokens=6, ignore_eos=True))
+    outputs = house.run()
+    assert joined(outputs, "good")[1] == expected_output(good, 6, VOCAB_SIZE)
+    last = joined(outputs, "bad")[2]
+    assert last.error is not None
+    assert (last.finish_reason, last.error.kind) == (FinishReason.ERROR, "RequestFailed")
+    assert "MemoryError" in last.error.message
+    assert "request bad could not be taken in" in caplog.text
+    assert house.kv.num_private_blocks == 0

@@ -71,7 +71,7 @@ def test_weights_that_leave_nothing_are_refused_before_anything_else(folder: Pat
 def test_the_limits_of_the_process_count_as_memory_that_is_not_there(folder: Path) -> None:
     script = f"""
 import resource
-from headrace.executor.memory_budget import available_memory_bytes
+from headrace.executor.machine_memory import available_memory_bytes
 used = available_memory_bytes()
 resource.setrlimit(resource.RLIMIT_AS, ({2 * GIB}, resource.RLIM_INFINITY))
 assert available_memory_bytes() < {2 * GIB}, available_memory_bytes()

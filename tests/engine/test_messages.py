@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from headrace.core.errors import ConfigError, EngineDead, InvalidRequest, Overloaded
+from headrace.core.memory_pressure import MemoryState, PressureLevel
 from headrace.core.request import (
     FinishReason,
     OutputError,
@@ -70,6 +71,7 @@ FROM_ENGINE: list[FromEngine] = [
     Outputs([RICH_OUTPUT], FakeEngine().stats()),
     Refused("r", "Overloaded", "full", retry_after_s=1.0),
     Pong(0.5),
+    Pong(0.5, 2.0, MemoryState(PressureLevel.TIGHT, 7)),
     Failed("ConfigError", "no", "model"),
 ]
 

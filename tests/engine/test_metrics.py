@@ -11,6 +11,7 @@ from prometheus_client.samples import Sample
 
 from headrace.core.client import StepStats
 from headrace.core.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded
+from headrace.core.memory_pressure import MemoryState, PressureLevel
 from headrace.core.request import FinishReason, OutputError, RequestOutput, RequestTimes, Usage
 from headrace.engine.inprocess import InProcessClient
 from headrace.engine.metrics import Metrics
@@ -158,6 +159,7 @@ def test_every_sequence_ends_in_exactly_one_counter() -> None:
     ("kind", "name", "labels"),
     [
         ("DeadlineExceeded", "headrace_requests_expired_total", {}),
+        ("RequestShed", "headrace_requests_shed_total", {}),
         ("Overloaded", "headrace_requests_rejected_total", {"reason": "overloaded"}),
         ("InvalidRequest", "headrace_requests_rejected_total", {"reason": "invalid_request"}),
         ("RequestFailed", "headrace_requests_failed_total", {}),
@@ -269,3 +271,10 @@ def test_a_whole_life_of_requests_is_counted_through_the_client() -> None:
     assert value(metrics, "headrace_prompt_tokens_total") == 12
     assert value(metrics, "headrace_num_requests_running") == 0
     assert value(metrics, "headrace_engine_up") == 0
+
+
+def test_how_short_memory_is_shows() -> None:
+    metrics = Metrics("m")
+    metrics.observe_memory(MemoryState(PressureLevel.SCARCE, 5 << 20))
+    assert value(metrics, "headrace_memory_pressure_level") == 2
+    assert value(metrics, "headrace_memory_available_bytes") == 5 << 20

@@ -37,3 +37,17 @@ def test_what_was_dropped_is_forgotten_and_dropping_it_again_is_nothing() -> Non
     cache.drop(regex("a"))
     cache.settle(regex("a"), 10)
     assert (len(cache), cache.num_bytes) == (0, 0)
+
+
+def test_a_cache_that_may_not_grow_lets_the_oldest_go_for_the_newest() -> None:
+    cache: GrammarCache[int] = GrammarCache(budget_bytes=1_000_000)
+    for name in "ab":
+        cache.put(regex(name), Future())
+        cache.settle(regex(name), 100_000)
+    cache.stop_growing()
+    cache.put(regex("c"), Future())
+    cache.settle(regex("c"), 100_000)
+    assert [cache.get(regex(name)) is not None for name in "abc"] == [False, True, True]
+    cache.resume_growing()
+    cache.put(regex("d"), Future())
+    assert len(cache) == 3

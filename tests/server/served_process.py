@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,14 @@ class ServedProcess:
 
 
 @contextmanager
-def served(model: Path, *flags: str, program: str = "headrace.cli.main") -> Iterator[ServedProcess]:
+def served(
+    model: Path, *flags: str, program: str = "headrace.cli.main", stderr: int | TextIO = subprocess.PIPE
+) -> Iterator[ServedProcess]:
     """Serve ``model`` on a free port until the block ends; the process is killed if it is still there then."""
     command = [sys.executable, "-m", program, "serve", str(model)]
     settings = ["--port", "0", "--kv-cache-bytes", "1MiB", "--threads", "1"]
-    child = subprocess.Popen([*command, *settings, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen([*command, *settings, *flags], stdout=subprocess.PIPE, stderr=stderr, text=True)
     assert child.stdout is not None
-    assert child.stderr is not None
     lines: list[str] = []
     try:
         for line in child.stdout:
@@ -44,7 +46,7 @@ def served(model: Path, *flags: str, program: str = "headrace.cli.main") -> Iter
             if line.startswith("ready in"):
                 break
         else:
-            raise AssertionError(child.stderr.read())
+            raise AssertionError("no start" if child.stderr is None else child.stderr.read())
         url = next(line.split()[1] for line in lines if line.strip().startswith("URL"))
         yield ServedProcess(child, url, lines)
     finally:

@@ -270,6 +270,17 @@ def test_b29_a_failure_before_the_first_byte_of_a_stream_is_a_status(server: Run
         server.engine.failure = OutputError("RequestFailed", "the logits are not finite")
 
 
+def test_a_request_that_is_shed_for_lack_of_memory_may_come_again(server: RunningServer) -> None:
+    server.engine.fail_at = 0
+    server.engine.failure = OutputError("RequestShed", "the server ran out of memory", 5.0)
+    try:
+        response = server.complete()
+    finally:
+        server.engine.failure = OutputError("RequestFailed", "the logits are not finite")
+    assert error_of(response, 503)["code"] == "service_unavailable"
+    assert response.headers["retry-after"] == "5"
+
+
 def test_b33_a_failure_after_the_first_byte_is_an_event_and_the_end(server: RunningServer) -> None:
     server.engine.fail_at = 3
     for stream in (server.stream_chat(max_tokens=9), server.stream_completion(max_tokens=9)):

@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from headrace.core.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded
+from headrace.core.memory_pressure import MemoryState, PressureLevel
 from headrace.core.request import FinishReason, Request, RequestOutput
 from headrace.core.step import PendingMask, StepPlan, StepResult
 from headrace.engine.messages import Abort, Resume, Submit
@@ -88,12 +89,15 @@ class World:
         self.history: list[str] = []
         self.num_deaths = 0
         self.num_outside_deaths = 0
+        self.num_unexplained_deaths = 0
         self.has_failed_steps = False
+        self.has_shed = False
         self.house: House | None = None
         self._to_engine: deque[Submit | Resume | Abort] = deque()
         self._to_api: deque[RequestOutput | tuple[str, HeadraceError]] = deque()
         self._hung = False
         self._heard_at = 0.0
+        self._pressure = PressureLevel.CALM
         self._start_engine()
 
     async def live(self) -> None:
@@ -106,6 +110,10 @@ class World:
                 break
             await self._tick()
         self._check_end()
+
+    def state(self, now: float) -> MemoryState:
+        """The engine's watch over memory."""
+        return MemoryState(self._pressure, 0)
 
     # what clients do
 
@@ -154,9 +162,12 @@ class World:
             self._note(f"{request_id} leaves")
             self.readers[request_id].cancel()
             self._client(request_id).has_left = True
-        if self.house is None or rng.random() > 0.08:
+        if rng.random() < 0.1:
+            self._pressure = PressureLevel.CALM
+        if self.house is None or rng.random() > 0.09:
             return
-        rng.choice((self._kill, self._hang, self._slow, self._starve, self._break_step, self._break_row, self._jump))()
+        faults = (self._kill, self._hang, self._slow, self._starve, self._break_step, self._break_row, self._jump)
+        rng.choice((*faults, self._squeeze))()
 
     def _kill(self) -> None:
         self._note("killed from outside")
@@ -182,6 +193,11 @@ class World:
     def _break_row(self) -> None:
         self.has_failed_steps = True
         self._executor.fail_seq_ids.add(self.rng.randrange(40))
+
+    def _squeeze(self) -> None:
+        self._pressure = self.rng.choice(list(PressureLevel))
+        self._note(f"memory is {self._pressure.name}")
+        self.has_shed |= self._pressure is PressureLevel.CRITICAL
 
     def _jump(self) -> None:
         self._note("an hour passes")
@@ -211,7 +227,9 @@ class World:
         await asyncio.sleep(0)
 
     def _start_engine(self) -> None:
-        self.house = House(num_blocks=24, budget=12, max_num_seqs=4, executor=FaultyExecutor(24, 4, VOCAB_SIZE))
+        executor = FaultyExecutor(24, 4, VOCAB_SIZE)
+        self.house = House(num_blocks=24, budget=12, max_num_seqs=4, executor=executor, clock=self.clock)
+        self.house.engine.relieve(self)
         self._hung, self._heard_at = False, self.clock.now()
         self._to_engine.clear()
         self.reentry.engine_ready(self._to_engine.append)
@@ -228,6 +246,7 @@ class World:
             self._to_api.extend(engine.step())
         except (EngineKilled, ZeroDivisionError) as error:
             self._note(f"dies of {type(error).__name__}")
+            self.num_unexplained_deaths += isinstance(error, ZeroDivisionError)
             self._die(DeathCause.UNKNOWN)
             return
         self.clock.advance(self._executor.next_seconds)
@@ -296,7 +315,7 @@ def check_answer(client: Client, world: World) -> None:
             continue
         assert len(ends) == 1, f"{request.request_id}#{index} never ended"
         if ends[0] is FinishReason.ERROR:
-            assert world.has_failed_steps, f"{request.request_id} failed for nothing"
+            assert world.has_failed_steps or world.has_shed, f"{request.request_id} failed for nothing"
         else:
             assert tokens == oracle, f"{request.request_id}#{index} ended early"
     check_error(client, world)
@@ -306,5 +325,5 @@ def check_error(client: Client, world: World) -> None:
     name = type(client.error).__name__
     if client.error is None or client.has_left or name in ("Overloaded", "EngineDead"):
         return
-    may_be_quarantined = client.is_poison or world.num_outside_deaths >= 3 or world.has_failed_steps
+    may_be_quarantined = client.is_poison or world.num_outside_deaths >= 2 or world.num_unexplained_deaths > 0
     assert (name, may_be_quarantined) == ("RequestQuarantined", True), f"{client.request.request_id}: {client.error!r}"

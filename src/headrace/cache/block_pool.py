@@ -20,6 +20,8 @@ class BlockPool:
         self._num_blocks = num_blocks
         self._free_ids = list(reversed(range(num_blocks)))
         self._is_free = bytearray(b"\x01") * num_blocks
+        self._num_untouched = num_blocks
+        self._may_grow = True
 
     @property
     def num_blocks(self) -> int:
@@ -28,6 +30,23 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         return len(self._free_ids)
+
+    @property
+    def num_untouched(self) -> int:
+        """Free blocks that were never handed out, whose memory therefore was never taken. They go last."""
+        return self._num_untouched
+
+    @property
+    def num_ready(self) -> int:
+        """Free blocks to use before others are made free: all of them, or those whose memory was taken already."""
+        return self.num_free if self._may_grow else self.num_free - self._num_untouched
+
+    def stop_growing(self) -> None:
+        """From now on count untouched blocks as a last resort."""
+        self._may_grow = False
+
+    def resume_growing(self) -> None:
+        self._may_grow = True
 
     @property
     def free_ids(self) -> Sequence[int]:
@@ -40,6 +59,7 @@ class BlockPool:
         assert 0 <= num_kept <= len(self._free_ids), f"{num_blocks} blocks wanted, {len(self._free_ids)} free"
         taken = self._free_ids[num_kept:]
         del self._free_ids[num_kept:]
+        self._num_untouched = min(self._num_untouched, num_kept)  # they lie below all others
         taken.reverse()
         for block_id in taken:
             self._is_free[block_id] = False

@@ -12,29 +12,16 @@ memory is short; where content has to move, it orders copies (``take_transfers``
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from headrace.cache import integrity, repair
 from headrace.cache.block_pool import BlockPool
+from headrace.cache.lookups import LookupMeter, PrefixCacheStats
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.radix_tree import RadixNode
 from headrace.cache.swap import SwapSpace
 from headrace.cache.tiers import BlockTiers
 from headrace.core.sequence import Sequence
 from headrace.core.step import BlockTransfer
-
-
-@dataclass(slots=True)
-class PrefixCacheStats:
-    """Counts that only grow: tokens looked up, those of them found, blocks evicted for want of room.
-
-    ``restored_tokens`` were found below the pool, in the host tier; ``hit_tokens`` in the pool itself.
-    """
-
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    restored_tokens: int = 0
-    evicted_blocks: int = 0
 
 
 class KVCacheManager:
@@ -56,8 +43,11 @@ class KVCacheManager:
         self._swap = SwapSpace(self._tiers, block_size)
         self._prefixes = PrefixCache(block_size, self._tiers)
         self._holders: dict[int, Sequence] = {}
-        self._uncounted_queries: dict[int, int] = {}
-        self.stats = PrefixCacheStats()
+        self._lookups = LookupMeter(block_size)
+
+    @property
+    def stats(self) -> PrefixCacheStats:
+        return self._lookups.stats
 
     @property
     def block_size(self) -> int:
@@ -90,6 +80,20 @@ class KVCacheManager:
         """Blocks owned by sequences."""
         return self._pool.num_blocks - self._pool.num_free - self._prefixes.tree.num_blocks
 
+    @property
+    def num_untouched_blocks(self) -> int:
+        """Blocks here and in the host tier that nothing was ever written to: memory planned for and not taken yet."""
+        return self._pool.num_untouched + self._tiers.host.num_untouched
+
+    def stop_growing(self) -> None:
+        """See ``GrowingCache``: from now on evict what is cached before taking blocks that are untouched."""
+        self._pool.stop_growing()
+        self._tiers.host.stop_growing()
+
+    def resume_growing(self) -> None:
+        self._pool.resume_growing()
+        self._tiers.host.resume_growing()
+
     def fits(self, num_tokens: int) -> bool:
         """Whether one sequence of so many tokens fits the pool when it has it all to itself."""
         return _num_covering_blocks(num_tokens, self._block_size) <= self._pool.num_blocks
@@ -110,7 +114,7 @@ class KVCacheManager:
         if self._enable_prefix_caching:
             num_blocks = limit // self._block_size
             self._prefixes.lock(seq, num_blocks)
-            self._uncounted_queries[seq.seq_id] = limit
+            self._lookups.note(seq, limit)
         seq.num_computed_tokens = seq.num_shared_blocks * self._block_size
         if not self._tiers.is_off:
             seq.num_computed_tokens = self._swap.plan(
@@ -146,7 +150,7 @@ class KVCacheManager:
         self._make_free(num_missing)
         seq.block_table.extend(self._pool.allocate(num_missing))
         self._swap.bring_back(seq.seq_id, seq.block_table.ids)
-        self._count_query(seq)
+        self._lookups.count(seq)
         return True
 
     def commit(self, seq: Sequence) -> None:
@@ -183,7 +187,9 @@ class KVCacheManager:
         node = _prefix_node(seq)
         if node is not None:
             self._prefixes.tree.unlock(node)
-        self._forget(seq)
+        self._prefixes.forget(seq)
+        self._lookups.forget(seq.seq_id)
+        seq.block_table.clear()
 
     def discard(self, seq: Sequence) -> None:
         """Release a sequence for good: what was swapped out for it is dropped, too."""
@@ -237,26 +243,10 @@ class KVCacheManager:
         return _num_covering_blocks(seq.num_computed_tokens + num_tokens, self._block_size) - len(seq.block_table)
 
     def _make_free(self, num_blocks: int) -> None:
-        num_short = num_blocks - self._pool.num_free
+        num_short = min(num_blocks - self._pool.num_ready, self.num_evictable_blocks)
         if num_short > 0:
             self._pool.free(self._prefixes.evict(num_short))
             self.stats.evicted_blocks += num_short
-
-    def _count_query(self, seq: Sequence) -> None:
-        """Count a look-up once its sequence gets room to go on.
-
-        A sequence too large for the moment is looked up again and again, which says nothing about the cache.
-        """
-        limit = self._uncounted_queries.pop(seq.seq_id, None)
-        if limit is not None:
-            self.stats.query_tokens += limit
-            self.stats.hit_tokens += seq.num_shared_blocks * self._block_size
-            self.stats.restored_tokens += seq.num_computed_tokens - seq.num_shared_blocks * self._block_size
-
-    def _forget(self, seq: Sequence) -> None:
-        self._prefixes.forget(seq)
-        self._uncounted_queries.pop(seq.seq_id, None)
-        seq.block_table.clear()
 
     # -- check and repair -----------------------------------------------------------------------------
 
@@ -279,7 +269,7 @@ class KVCacheManager:
         live = {seq.seq_id: seq for seq in live_sequences if seq.seq_id in self._holders}
         repairs = repair.mend(self._pool, self._prefixes, list(self._holders.values()), live)
         for seq_id in self._holders.keys() - live.keys():
-            self._uncounted_queries.pop(seq_id, None)
+            self._lookups.forget(seq_id)
         self._holders = live
         self._tiers.clear()
         self._swap.clear()

@@ -60,6 +60,8 @@ class TierSlots:
         self._kept: OrderedDict[BlockKey, int] = OrderedDict()
         self._pinned: dict[BlockKey, tuple[int, int]] = {}  # slot and number of pins
         self._held: set[int] = set()
+        self._num_untouched = num_slots
+        self._num_reserved = 0
 
     @property
     def num_slots(self) -> int:
@@ -72,7 +74,19 @@ class TierSlots:
     @property
     def num_available(self) -> int:
         """Slots ``hold`` can hand out: free, or kept and not pinned."""
-        return len(self._free) + len(self._kept)
+        return len(self._free) - self._num_reserved + len(self._kept)
+
+    @property
+    def num_untouched(self) -> int:
+        """Free slots that were never handed out, whose memory therefore was never taken. They go last."""
+        return self._num_untouched
+
+    def stop_growing(self) -> None:
+        """Hand out no slot that was never handed out before."""
+        self._num_reserved = self._num_untouched
+
+    def resume_growing(self) -> None:
+        self._num_reserved = 0
 
     @property
     def held_slots(self) -> frozenset[int]:
@@ -118,9 +132,10 @@ class TierSlots:
 
     def hold(self) -> int | None:
         """Take a free slot without giving it a name."""
-        if not self._free:
+        if len(self._free) <= self._num_reserved:
             return None
         slot = self._free.pop()
+        self._num_untouched = min(self._num_untouched, len(self._free))  # they lie below all others
         self._held.add(slot)
         return slot
 

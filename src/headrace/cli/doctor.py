@@ -102,7 +102,7 @@ def check_cpu(config: ServeConfig) -> Finding:
 
 
 def check_memory(config: ServeConfig) -> Finding:
-    from headrace.executor.memory_budget import available_memory_bytes
+    from headrace.executor.machine_memory import available_memory_bytes
 
     try:
         free = available_memory_bytes()

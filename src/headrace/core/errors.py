@@ -5,7 +5,8 @@
     HeadraceError
     |-- InvalidRequest     the caller's input is wrong; HTTP 400, ``param`` names the field
     |-- Overloaded         refused before any work was done; HTTP 429 with Retry-After
-    |   `-- ShuttingDown       refused because the server is going away; HTTP 503 with Retry-After
+    |   |-- ShuttingDown       refused because the server is going away; HTTP 503 with Retry-After
+    |   `-- RequestShed        ended, begun or not, because memory ran out; HTTP 503 with Retry-After
     |-- DeadlineExceeded   not finished within the request's own time; HTTP 408
     |-- RequestAborted     ended by the caller (disconnect, abort verb); no reply is owed
     |-- RequestFailed      this one request failed inside the engine; HTTP 500, others go on
@@ -53,6 +54,10 @@ class Overloaded(HeadraceError):
 
 class ShuttingDown(Overloaded):
     """Refused because the server is going away; another one, or the next, may take it."""
+
+
+class RequestShed(Overloaded):
+    """Ended for lack of memory so that requests of higher tiers could go on."""
 
 
 class DeadlineExceeded(HeadraceError):

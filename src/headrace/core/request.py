@@ -18,6 +18,7 @@ from headrace.core.errors import (
     InvalidRequest,
     Overloaded,
     RequestFailed,
+    RequestShed,
 )
 from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import DEFAULT_CLASS, NO_TARGETS, ServiceLevel
@@ -154,6 +155,8 @@ class OutputError(msgspec.Struct, frozen=True, array_like=True):
                 return InvalidRequest(self.message, self.param)
             case "Overloaded":
                 return Overloaded(self.message, self.retry_after_s)
+            case "RequestShed":
+                return RequestShed(self.message, self.retry_after_s)
             case "DeadlineExceeded":
                 return DeadlineExceeded(self.message)
             case "EngineDead":

@@ -20,7 +20,7 @@ from headrace.core.units import format_bytes
 from headrace.engine.compiled_folder import Compilation, write_compiled
 from headrace.engine.factory import reported
 from headrace.engine.tokenizer import Tokenizer, read_spec
-from headrace.executor.memory_budget import available_memory_bytes
+from headrace.executor.machine_memory import available_memory_bytes
 from headrace.executor.native_weights import WeightChoice, pack_model, weight_choice
 from headrace.model.config_parser import parse_model_config
 from headrace.native.accuracy import Accuracy, calibration_text, compare, evaluate

@@ -41,6 +41,10 @@ class GrammarSource(Protocol):
         """Most tokens to append to a sequence without sampling them; 0 samples every token."""
         ...
 
+    def stop_growing(self) -> None: ...
+
+    def resume_growing(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -55,6 +59,12 @@ class NoGrammars:
 
     def start_mask(self, rows: MaskRows) -> NoReturn:
         raise AssertionError("no sequence here has a matcher")
+
+    def stop_growing(self) -> None:
+        """Nothing is kept."""
+
+    def resume_growing(self) -> None:
+        """Nothing is kept."""
 
     def close(self) -> None:
         """Nothing to end."""
@@ -227,6 +237,13 @@ class Constraints:
         self._num_forced_tokens += len(forced)
         follower.meter.num_forced_tokens += len(forced)
         return Progress(matcher.must_end, forced_token_ids=forced)
+
+    def stop_growing(self) -> None:
+        """See ``GrowingCache``."""
+        self._grammars.stop_growing()
+
+    def resume_growing(self) -> None:
+        self._grammars.resume_growing()
 
     def close(self) -> None:
         self._grammars.close()

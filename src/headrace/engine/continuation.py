@@ -7,6 +7,7 @@ without; what is saved is a step for each.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from headrace.core.request import FinishReason
@@ -15,10 +16,12 @@ from headrace.engine.constraints import Constraints
 from headrace.engine.text_stream import TextStream
 from headrace.scheduler.scheduler import Scheduler
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """New text and the tokens behind it, forced ones included; ``failure`` says why the grammar could not follow."""
+    """New text and the tokens behind it, forced ones included; ``failure`` says why the sequence cannot go on."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -33,7 +36,16 @@ class Continuation:
         self._constraints = constraints
 
     def take(self, seq: Sequence, stream: TextStream, token_id: int) -> Taken:
-        """Take in a token that the scheduler has appended to ``seq``."""
+        """Take in a token that the scheduler has appended to ``seq``. What goes wrong ends that sequence alone."""
+        try:
+            return self._take(seq, stream, token_id)
+        except Exception as error:
+            logger.exception("a token of request %s could not be taken in; only it fails", seq.request.request_id)
+            self._scheduler.finish(seq, FinishReason.ERROR)
+            seq.finish_reason = FinishReason.ERROR  # also where a stop string had ended it by then
+            return Taken("", (), f"a token of this request could not be taken in ({type(error).__name__})")
+
+    def _take(self, seq: Sequence, stream: TextStream, token_id: int) -> Taken:
         text = self._push_text(seq, stream, token_id)
         if _has_ended(seq):
             return Taken(text, (token_id,))

@@ -17,6 +17,7 @@ from headrace.cache.kv_cache import KVCacheManager
 from headrace.core.client import EngineInfo, StepStats
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, InvalidRequest
+from headrace.core.memory_pressure import MemoryState
 from headrace.core.request import (
     FinishReason,
     OutputError,
@@ -34,6 +35,7 @@ from headrace.engine.expected_step import expected_step_s
 from headrace.engine.failed_steps import FailedSteps
 from headrace.engine.idle import IdleWork, NoIdleWork
 from headrace.engine.idle_audit import IdleAudit
+from headrace.engine.relief import Relief, Unwatched, WatchesMemory, shed_error
 from headrace.engine.sequence_outputs import News, delta_output, last_output, warning_output
 from headrace.engine.step_stats import step_stats
 from headrace.engine.text_stream import TextStream
@@ -105,12 +107,26 @@ class Engine:
         self._computing: StepPlan | None = None
         self._books = IdleAudit(kv)
         self._timelines: Timelines = NoTimelines()
+        self._relief = Relief(Unwatched(), ())
 
     def record_timelines(self) -> None:
         """Keep a timeline of every request from now on, for ``timeline`` to tell."""
         recorder = TimelineRecorder(self._clock, self._kv.block_size)
         self._scheduler.listen(recorder)
         self._timelines = recorder
+
+    def relieve(self, watch: WatchesMemory) -> None:
+        """From now on give way when ``watch`` says that memory is short."""
+        self._relief = Relief(watch, (self._kv, self._constraints))
+
+    def untaken_cache_bytes(self) -> int:
+        """What the KV cache and the host tier may take that they have never touched. For any thread to ask."""
+        return self._kv.num_untouched_blocks * (self.info.kv_cache_bytes // self.info.num_blocks)
+
+    @property
+    def memory(self) -> MemoryState:
+        """How short memory is. For any thread to ask."""
+        return self._relief.watch.state(self._clock.now())
 
     def timeline(self, request_id: str) -> list[SequenceTimeline]:
         """Where the time of a request went; nothing if it is not known, not any more, or nothing is recorded."""
@@ -132,6 +148,7 @@ class Engine:
 
         Raises ``InvalidRequest`` for one that could never run here and ``Overloaded`` for one refused by load.
         """
+        self._relief.admit(self._clock.now())
         sequences = self._new_sequences(request)
         self._scheduler.admit(sequences[0], self._clock.now())
         self._enter(request, sequences, self._texts.text_streams(request.sampling))
@@ -170,11 +187,13 @@ class Engine:
         self._kv.clear_prefix_cache()
 
     def step(self) -> list[RequestOutput]:
-        """Run one step and report what changed, in plan order; aborted and overdue requests come first."""
+        """Run one step and report what changed, in plan order; aborted, overdue and shed requests come first."""
         outputs, self._ended = self._ended, []
         now = self._clock.now()
+        self._relief.settle_caches(now)
         outputs.extend(self._admit_constrained())
-        outputs.extend(self._overdue_output(seq, error) for seq, error in self._scheduler.end_overdue(now))
+        outputs.extend(self._error_output(seq, error) for seq, error in self._scheduler.end_overdue(now))
+        outputs.extend(self._shed(now))
         plan = self._scheduler.schedule(now)
         self._last_step = (0, 0, 0.0)
         if not plan.is_empty:
@@ -273,7 +292,15 @@ class Engine:
             return self._last_output(live, News(taken.text + live.text.finish(), taken.token_ids, update))
         return delta_output(live.seq, News(taken.text, taken.token_ids, update))
 
-    def _overdue_output(self, seq: Sequence, error: HeadraceError) -> RequestOutput:
+    def _shed(self, now: float) -> Iterable[RequestOutput]:
+        """End one request if memory is that short."""
+        request_id = self._relief.shed((live.seq for live in self._live.values()), now)
+        for seq_id in [] if request_id is None else list(self._seq_ids[request_id]):
+            seq = self._live[seq_id].seq
+            self._end(seq, FinishReason.ERROR)
+            yield self._error_output(seq, shed_error())
+
+    def _error_output(self, seq: Sequence, error: HeadraceError) -> RequestOutput:
         live = self._live[seq.seq_id]
         return self._last_output(live, News(live.text.finish(), error=OutputError.of(error)))
 

@@ -36,13 +36,14 @@ from headrace.engine.engine import Engine
 from headrace.engine.grammars import TokenizerGrammars
 from headrace.engine.limits import Limits, resolve_limits, wanted_len
 from headrace.engine.memory_plan import MemoryPlan, check_fits, plan_memory
+from headrace.engine.memory_pressure import MemoryWatch
 from headrace.engine.memory_tiers import TierSizes, resolve_tiers, with_tiers
 from headrace.engine.step_profile import StepCostFile, StepProfile
 from headrace.engine.stop_matcher import StopStrings
 from headrace.engine.text_stream import TextStream
 from headrace.engine.tokenizer import Tokenizer, load_tokenizer, read_spec
 from headrace.executor.kv_format import kv_format, kv_token_bytes
-from headrace.executor.memory_budget import available_memory_bytes
+from headrace.executor.machine_memory import MachineMemory, available_memory_bytes
 from headrace.executor.tiered_executor import BlockMemory
 from headrace.grammar.limits import GrammarLimits
 from headrace.model.config_parser import parse_model_config
@@ -133,6 +134,11 @@ def build_engine(config: EngineConfig, progress: Progress, listeners: Sequence[S
         engine.record_timelines()
     engine.idle = StepProfile(executor, kv, costs, batch, costs_file)
     return engine
+
+
+def watch_memory(engine: Engine) -> None:
+    """Have an engine that serves others give way when this machine, or its container, runs short of memory."""
+    engine.relieve(MemoryWatch(MachineMemory(), engine.untaken_cache_bytes))
 
 
 def plan_of(config: EngineConfig, progress: Progress) -> MemoryPlan:

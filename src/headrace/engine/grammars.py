@@ -33,6 +33,7 @@ class TokenizerGrammars:
         self._num_threads = num_threads
         self._limits = limits
         self._service: GrammarService | None = None
+        self._may_grow = True
         self._filler: MaskFiller | None = None
 
     def compile(self, constraint: Constraint) -> Future[Grammar]:
@@ -46,6 +47,8 @@ class TokenizerGrammars:
         if self._service is None:
             table = vocabulary_table(self._tokenizer, self._vocab_size, self._eos_token_ids)
             self._service = GrammarService(table, self._tokenizer.encode_text, self._limits)
+            if not self._may_grow:
+                self._service.stop_growing()
         return self._service.compile(constraint)
 
     @property
@@ -56,6 +59,16 @@ class TokenizerGrammars:
         if self._filler is None:
             self._filler = MaskFiller(self._vocab_size, self._num_threads)
         return self._filler.start(rows)
+
+    def stop_growing(self) -> None:
+        self._may_grow = False
+        if self._service is not None:
+            self._service.stop_growing()
+
+    def resume_growing(self) -> None:
+        self._may_grow = True
+        if self._service is not None:
+            self._service.resume_growing()
 
     def close(self) -> None:
         if self._filler is not None:

@@ -17,6 +17,7 @@ import msgspec
 from headrace.core.client import EngineInfo, StepStats
 from headrace.core.clock import Clock, WallClock
 from headrace.core.errors import EngineDead, InvalidRequest, Overloaded, ShuttingDown
+from headrace.core.memory_pressure import MemoryState
 from headrace.core.request import OutputError, Request, RequestOutput, SequenceProgress, refused_outputs
 from headrace.core.timeline import SequenceTimeline
 from headrace.engine.idle import IdleWork
@@ -75,6 +76,11 @@ class DrivenEngine(SteppedEngine, Protocol):
         ...
 
     @property
+    def memory(self) -> MemoryState:
+        """How short memory is. For any thread to ask."""
+        ...
+
+    @property
     def idle(self) -> IdleWork:
         """What to do while there is no work."""
         ...
@@ -103,9 +109,9 @@ class LoopListener(Protocol):
 class EngineLoop:
     """Drives an engine on a thread of its own, which sleeps in its inbox while there is nothing to do.
 
-    ``submit``, ``resume``, ``abort``, ``clear_prefix_cache``, ``ask_timeline``, ``stop`` and ``tick`` may be called
-    from any thread; what is submitted after the loop has ended is never looked at. The engine is closed by the
-    thread that drove it.
+    ``submit``, ``resume``, ``abort``, ``clear_prefix_cache``, ``ask_timeline``, ``stop``, ``tick`` and ``memory`` may
+    be called from any thread; what is submitted after the loop has ended is never looked at. The engine is closed by
+    the thread that drove it.
     """
 
     def __init__(self, engine: DrivenEngine, listener: LoopListener, clock: Clock | None = None) -> None:
@@ -168,6 +174,11 @@ class EngineLoop:
         """The tick that is going on; none, of no age, while the loop waits for work."""
         start = self._tick_start
         return NO_TICK if start is None else Tick(self._clock.now() - start, self._engine.expected_step_s)
+
+    @property
+    def memory(self) -> MemoryState:
+        """How short memory is, as the engine last measured it or measures it now."""
+        return self._engine.memory
 
     def _run(self) -> None:
         try:

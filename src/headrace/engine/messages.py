@@ -13,6 +13,7 @@ import msgspec
 from headrace.core.client import EngineInfo, StepStats
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError, EngineDead, HeadraceError, InvalidRequest, Overloaded, ShuttingDown
+from headrace.core.memory_pressure import UNWATCHED, MemoryState
 from headrace.core.progress import ProgressUnit
 from headrace.core.request import Request, RequestOutput, SequenceProgress
 from headrace.core.timeline import SequenceTimeline
@@ -128,10 +129,12 @@ class TimelineAnswer(msgspec.Struct, frozen=True, array_like=True, tag="timeline
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
-    """How long the engine thread has been at its current step, and how long that is foretold to take; 0 while idle."""
+    """How long the engine thread has been at its current step and how long that is foretold to take, 0 while idle;
+    and how short memory is."""
 
     tick_age_s: float
     expected_s: float = 0.0
+    memory: MemoryState = UNWATCHED
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):

@@ -6,10 +6,10 @@ from closed sets only, so the number of series does not grow with traffic.
 
 What counts as one: gauges and terminal counters count sequences (a request with ``n=4`` is four), because
 that is what holds memory and ends on its own. Every sequence that was taken in ends in exactly one of
-``request_success``, ``requests_aborted``, ``requests_expired`` and ``requests_failed``; a request that was never
-taken in, or refused while it waited, counts once in ``requests_rejected``. The histograms of finished sequences
-leave out aborted and failed ones; time to first token and inter-token latency are observed as tokens come,
-whatever becomes of the request later.
+``request_success``, ``requests_aborted``, ``requests_expired``, ``requests_shed`` and ``requests_failed``; a request
+that was never taken in, or refused while it waited, counts once in ``requests_rejected``. The histograms of finished
+sequences leave out aborted, shed and failed ones; time to first token and inter-token latency are observed as tokens
+come, whatever becomes of the request later.
 """
 
 from __future__ import annotations
@@ -81,6 +81,11 @@ class MetricFamilies:
             "cache_config_info", "KV cache geometry; the value is always 1", "block_size", "num_blocks", "dtype"
         )
         self.engine_up = self._gauge("engine_up", "Whether an engine is loaded, 0 or 1")
+        self.memory_pressure = self._gauge(
+            "memory_pressure_level",
+            "How short memory is: 0 not, 1 caches grow no further, 2 new requests are refused, 3 requests are ended",
+        )
+        self.memory_available = self._gauge("memory_available_bytes", "Memory that the machine or container has left")
         self.event_loop_lag = self._gauge(
             "event_loop_lag_seconds", "How late the API event loop ran a timer, the worst of the last ten seconds"
         )
@@ -114,6 +119,7 @@ class MetricFamilies:
         )
         self.rejected = self._counter("requests_rejected", "Requests refused before any work was done", "reason")
         self.expired = self._counter("requests_expired", "Sequences ended because their own time was up")
+        self.shed = self._counter("requests_shed", "Sequences ended because memory ran out")
         self.resumed = self._counter("requests_resumed", "Times a request carried on in the engine after its own")
         self.quarantined = self._counter("requests_quarantined", "Requests ended because the engine died of them twice")
         self.restarts = self._counter("engine_restarts", "Times the engine process was started again")

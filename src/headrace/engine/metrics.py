@@ -16,7 +16,16 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from headrace.core.client import EngineInfo, GrammarUse, StepStats
-from headrace.core.errors import DeadlineExceeded, EngineDead, HeadraceError, InvalidRequest, Overloaded, ShuttingDown
+from headrace.core.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    HeadraceError,
+    InvalidRequest,
+    Overloaded,
+    RequestShed,
+    ShuttingDown,
+)
+from headrace.core.memory_pressure import MemoryState
 from headrace.core.request import FinishReason, OutputError, Request, RequestOutput, RequestTimes
 from headrace.engine.goodput import Goodput, RequestVerdict
 from headrace.engine.metric_families import MetricFamilies
@@ -113,6 +122,10 @@ class Metrics:
 
     def request_quarantined(self) -> None:
         self._families.quarantined.inc()
+
+    def observe_memory(self, memory: MemoryState) -> None:
+        self._families.memory_pressure.set(memory.level)
+        self._families.memory_available.set(memory.available_bytes)
 
     def observe_step(self, stats: StepStats) -> None:
         """Take over the engine's state after a step."""
@@ -310,5 +323,7 @@ def _error_counter(families: MetricFamilies, error: OutputError | None) -> Count
             return families.rejected.labels("overloaded")
         case DeadlineExceeded.__name__:
             return families.expired
+        case RequestShed.__name__:
+            return families.shed
         case _:
             return families.failed

@@ -30,7 +30,7 @@ from headrace.core.progress import Progress, ProgressUnit
 from headrace.core.request import RequestOutput
 from headrace.core.timeline import SequenceTimeline
 from headrace.engine.heap import settle_heap
-from headrace.engine.loop import NO_TICK, DrivenEngine, EngineLoop
+from headrace.engine.loop import DrivenEngine, EngineLoop
 from headrace.engine.messages import (
     Abort,
     AskTimeline,
@@ -102,9 +102,10 @@ def run_child(build: EngineBuilder) -> int:
 
 def _build_engine(config: EngineConfig, progress: Progress) -> DrivenEngine:
     # imported late, so that the parent hears from the child before the model libraries are loaded
-    from headrace.engine.factory import build_engine
+    from headrace.engine.factory import build_engine, watch_memory
 
     engine = build_engine(config, progress)
+    watch_memory(engine)
     settle_heap()
     return engine
 
@@ -252,7 +253,7 @@ class EngineProcess:
         loop = self._loop
         match message:
             case Ping():
-                self._outbox.put(Pong(*(NO_TICK if loop is None else loop.tick)))
+                self._outbox.put(Pong(0.0) if loop is None else Pong(*loop.tick, loop.memory))
             case Shutdown():
                 self._stop()
             case Drain():

@@ -55,6 +55,7 @@ _NEVER_READY = (
     "the engine process died {} times before it was ready and without saying why; its log (standard error) may tell, "
     "and so may the system's log when memory ran out"
 )
+_STOPPING = "the server is shutting down"
 _LEAVING = "the server is shutting down and takes no more requests"
 
 
@@ -225,19 +226,16 @@ class EngineSupervisor:
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(drain_timeout_s), name="engine-closing")
         else:
-            self._fail_streams_for_shutdown()
+            self._streams.fail_all(EngineDead(_STOPPING))
         await asyncio.shield(self._closing)
 
     async def _close(self, drain_timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._streams.wait_empty(), drain_timeout_s)
-        self._fail_streams_for_shutdown()
+        self._streams.fail_all(EngineDead(_STOPPING))
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.wait({self._supervision})
-
-    def _fail_streams_for_shutdown(self) -> None:
-        self._streams.fail_all(EngineDead("the server is shutting down"))
 
     def _send(self, message: Submit | Abort | ClearCache | AskTimeline) -> None:
         if not isinstance(message, Abort):
@@ -321,8 +319,9 @@ class EngineSupervisor:
         match message:
             case Outputs(outputs, stats):
                 self._take_step(outputs, stats)
-            case Pong(tick_age_s, expected_s):
+            case Pong(tick_age_s, expected_s, memory):
                 self._signs.note_tick(tick_age_s, now, expected_s)
+                self._metrics.observe_memory(memory)
             case Refused():
                 self._streams.refuse(message.request_id, message.error())
                 self._reentry.advance()

@@ -18,7 +18,7 @@ class GrammarCache(Generic[G]):
     """Futures by constraint within a budget of bytes. What others still hold lives on after it was evicted."""
 
     def __init__(self, budget_bytes: int) -> None:
-        self._budget_bytes = budget_bytes
+        self._most_bytes = self._budget_bytes = budget_bytes
         self._entries: OrderedDict[Constraint, tuple[Future[G], int]] = OrderedDict()
         self.num_bytes = 0
 
@@ -41,6 +41,13 @@ class GrammarCache(Generic[G]):
         entry = self._entries.get(constraint)
         if entry is not None:
             self._insert(constraint, entry[0], num_bytes + len(constraint.source))
+
+    def stop_growing(self) -> None:
+        """From now on take no more than is taken."""
+        self._budget_bytes = min(self._budget_bytes, self.num_bytes)
+
+    def resume_growing(self) -> None:
+        self._budget_bytes = self._most_bytes
 
     def drop(self, constraint: Constraint) -> None:
         entry = self._entries.pop(constraint, None)

@@ -143,6 +143,15 @@ class GrammarService:
         with self._lock:
             return self._cache.num_bytes
 
+    def stop_growing(self) -> None:
+        """See ``GrowingCache``: what is compiled from now on takes the place of what was used longest ago."""
+        with self._lock:
+            self._cache.stop_growing()
+
+    def resume_growing(self) -> None:
+        with self._lock:
+            self._cache.resume_growing()
+
     def close(self) -> None:
         """End the workers; compilations that have not ended fail."""
         with self._lock:

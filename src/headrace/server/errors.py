@@ -25,6 +25,7 @@ from headrace.core.errors import (
     RequestAborted,
     RequestFailed,
     RequestQuarantined,
+    RequestShed,
     ShuttingDown,
 )
 
@@ -144,7 +145,7 @@ def error_reply(error: BaseException) -> ErrorReply:
 
 
 def _overload_reply(error: Overloaded) -> ErrorReply:
-    if isinstance(error, ShuttingDown):
+    if isinstance(error, ShuttingDown | RequestShed):
         return unavailable(error.message, error.retry_after_s).reply
     detail = ErrorDetail(error.message, _error_type(429), None, "overloaded")
     return ErrorReply(429, detail, retry_after(error.retry_after_s))
