@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 
 import pytest
@@ -75,3 +76,15 @@ def test_a_bar_writes_to_stderr_only(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_log_gets_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(terminal_progress(), LineProgress)  # the test's stderr is no terminal
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def test_a_log_on_a_full_disk_stops_no_work() -> None:
+    progress = LineProgress(FullDisk())
+    progress.start("weights", 10, "items")
+    progress.advance(10)
+    progress.finish()

@@ -139,7 +139,7 @@ def test_a_finished_request_is_measured_on_paper() -> None:
     assert value(metrics, "headrace_request_success_total", finished_reason="stop") == 0
 
 
-def test_every_sequence_ends_in_exactly_one_counter() -> None:
+def test_b35_every_sequence_ends_in_exactly_one_counter() -> None:
     metrics = Metrics("m")
     meter = metrics.open_meter(make_request(n=4, arrival_time=0.0))
     meter.observe(delta(1, index=0, reason=FinishReason.STOP), 1.0)
@@ -165,13 +165,13 @@ def test_every_sequence_ends_in_exactly_one_counter() -> None:
         ("RequestFailed", "headrace_requests_failed_total", {}),
     ],
 )
-def test_an_error_counts_where_it_belongs(kind: str, name: str, labels: dict[str, str]) -> None:
+def test_b35_an_error_counts_where_it_belongs(kind: str, name: str, labels: dict[str, str]) -> None:
     metrics = Metrics("m")
     metrics.open_meter(make_request("r")).observe(delta(0, 0, FinishReason.ERROR, error=OutputError(kind, "")), 1.0)
     assert value(metrics, name, **labels) == 1
 
 
-def test_aborted_and_failed_sequences_are_left_out_of_the_histograms_of_finished_ones() -> None:
+def test_b35_aborted_and_failed_sequences_are_left_out_of_the_histograms_of_finished_ones() -> None:
     metrics = Metrics("m")
     for reason in (FinishReason.ABORT, FinishReason.ERROR):
         meter = metrics.open_meter(make_request(arrival_time=0.0))

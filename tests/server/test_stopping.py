@@ -18,14 +18,19 @@ from headrace.core.config import ServeConfig
 from headrace.core.errors import ConfigError
 from headrace.server.key_file import read_key_file
 from headrace.server.tls import tls_context
-from tests.server.harness import PATIENCE_S, eventually
+from tests.server.harness import eventually
 from tests.server.served_process import ServedProcess, served
 from tests.server.sse import check_stream
 from tests.tiny_model import write_tiny_model
 from tests.torture.cycles import WAYS, run_cycles
 from tests.torture.processes import alive, descendants
 
+PATIENCE_S = 120.0
+"""These tests start processes and load them: on a busy machine that takes its time. How long a stop takes is measured
+by ``make torture WHAT=cycles``."""
+
 LONG = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True}
+NO_HURRY = ("--drain-timeout", "600")
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +65,9 @@ def num_waiting(server: ServedProcess) -> float:
 
 
 def test_b10_at_sigterm_what_is_queued_is_refused_and_what_runs_finishes(folder: Path) -> None:
-    with served(folder, "--max-num-seqs", "64", "--kv-cache-bytes", "32MiB") as server:
+    with served(folder, "--max-num-seqs", "64", "--kv-cache-bytes", "32MiB", *NO_HURRY) as server:
         replies = [Reply(server, {**LONG, "n": 16, "seed": seed}) for seed in range(16)]
-        eventually(lambda: num_waiting(server) >= 96)
+        eventually(lambda: num_waiting(server) >= 96, PATIENCE_S)
         below = descendants(server.process.pid)
         server.process.send_signal(signal.SIGTERM)
         for reply in replies:
@@ -76,28 +81,27 @@ def test_b10_at_sigterm_what_is_queued_is_refused_and_what_runs_finishes(folder:
                 assert set(check_stream(reply.body, num_choices=16).finish_reasons.values()) == {"length"}
             else:
                 assert int(reply.headers["retry-after"]) >= 1
-        assert server.process.wait(5) == 0
+        assert server.process.wait(PATIENCE_S) == 0
         assert alive(below) == []
 
 
-def test_b10_a_second_sigterm_ends_it_within_two_seconds(folder: Path) -> None:
-    with served(folder) as server:
+def test_b10_a_second_sigterm_waits_for_nobody(folder: Path) -> None:
+    with served(folder, *NO_HURRY) as server:
         reply = Reply(server, {**LONG, "prompt": ["x"] * 16, "n": 8})
-        eventually(lambda: bool(reply.body))
+        eventually(lambda: bool(reply.body), PATIENCE_S)
         server.process.send_signal(signal.SIGTERM)
         server.process.send_signal(signal.SIGTERM)
-        started = time.monotonic()
-        assert server.process.wait(5) == 0
-        assert time.monotonic() - started < 3.0
+        assert server.process.wait(PATIENCE_S) == 0
         reply.finish()
+        assert check_stream(reply.body, num_choices=128).error is not None, "it would have run to its end"
 
 
 def test_the_drain_timeout_ends_what_still_runs_with_an_error(folder: Path) -> None:
     with served(folder, "--drain-timeout", "0.2", "--max-num-seqs", "128") as server:
         reply = Reply(server, {**LONG, "prompt": ["x"] * 16, "n": 8})
-        eventually(lambda: bool(reply.body))
+        eventually(lambda: bool(reply.body), PATIENCE_S)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(5) == 0
+        assert server.process.wait(PATIENCE_S) == 0
         reply.finish()
         error = check_stream(reply.body, num_choices=128).error
         assert error is not None
@@ -118,7 +122,7 @@ def test_b09_an_interrupt_at_any_moment_of_the_start_leaves_nothing(folder: Path
             time.sleep(0.06 * moment)
             below = descendants(child.pid)
             child.send_signal(signal.SIGINT)
-            _, said = child.communicate(timeout=10)
+            _, said = child.communicate(timeout=PATIENCE_S)
             assert child.returncode in (130, -signal.SIGINT, 0), said
             assert alive(below) == []
 
@@ -140,13 +144,13 @@ def test_sighup_reads_the_keys_again_and_keeps_them_where_the_file_is_wrong(fold
         assert (status("old-key"), status("new-key")) == (200, 401)
         keys.write_text("new-key\n")
         server.process.send_signal(signal.SIGHUP)
-        eventually(lambda: status("new-key") == 200)
+        eventually(lambda: status("new-key") == 200, PATIENCE_S)
         assert status("old-key") == 401
         keys.write_text("# nobody\n")
         server.process.send_signal(signal.SIGHUP)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.stderr is not None
-        assert server.process.wait(10) == 0
+        assert server.process.wait(PATIENCE_S) == 0
         assert "API keys stay as they are" in server.process.stderr.read()
 
 
@@ -171,7 +175,7 @@ def test_tls_is_a_flag_and_sighup_brings_the_next_certificate(folder: Path, tmp_
             except httpx.ConnectError:
                 return False
 
-        eventually(accepts_new)
+        eventually(accepts_new, PATIENCE_S)
 
 
 def make_certificate(certificate: Path, key: Path) -> None:

@@ -74,7 +74,7 @@ FAULTS: Final = {
     ],
     "a thousand disconnects in a row": [f"{MACHINE}a_thousand_disconnects_in_a_row_leave_nothing"],
     "SIGTERM under load": [f"{STOPPING}b10_at_sigterm_what_is_queued_is_refused_and_what_runs_finishes"],
-    "a second SIGTERM": [f"{STOPPING}b10_a_second_sigterm_ends_it_within_two_seconds"],
+    "a second SIGTERM": [f"{STOPPING}b10_a_second_sigterm_waits_for_nobody"],
 }
 """Losses of a tensor-parallel rank and of a replica, and a partition, come with what can be lost."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -53,7 +54,8 @@ class LineProgress:
         self._write(f"{self._label}: 100 %" if is_whole else f"{self._label}: ended{after}")
 
     def _write(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        with contextlib.suppress(OSError):  # a full disk under the log is no reason not to work
+            print(line, file=self._stream, flush=True)
 
 
 class BarProgress:
