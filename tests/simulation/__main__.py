@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.seed_range import in_chunks, num_cores, seed_range
 from tests.simulation.lives import LivesReport, run_lives
-from tests.torture.figures import report
+from tests.torture.figures import print_report
 
 
 def run_quietly(seeds: range) -> LivesReport:
@@ -37,7 +37,7 @@ def main() -> int:
         "seconds": round(time.monotonic() - started, 1),
         **dict(sorted(found.totals.items())),
     }
-    return report(figures, arguments.json, is_good=not found.failures)
+    return print_report(figures, arguments.json, is_good=not found.failures)
 
 
 if __name__ == "__main__":

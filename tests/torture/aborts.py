@@ -24,7 +24,7 @@ from headrace.core.sampling import SamplingParams
 from headrace.engine.engine import Engine
 from headrace.engine.factory import build_engine
 from tests.tiny_model import write_tiny_model
-from tests.torture.figures import report
+from tests.torture.figures import print_report
 
 MOST_LIVE = 24
 SETTINGS = {
@@ -176,4 +176,4 @@ def main(argv: Sequence[str]) -> int:
         "faults": len(found.faults),
     }
     print("\n".join(found.faults[:20]))
-    return report(figures, arguments.json, is_good=not found.faults)
+    return print_report(figures, arguments.json, is_good=not found.faults)

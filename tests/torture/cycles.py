@@ -18,7 +18,7 @@ import httpx
 
 from tests.server.served_process import ServedProcess, served
 from tests.tiny_model import write_tiny_model
-from tests.torture.figures import report
+from tests.torture.figures import print_report
 from tests.torture.processes import alive, descendants, leftovers
 
 WAYS = {
@@ -129,4 +129,4 @@ def main(argv: Sequence[str]) -> int:
         "ways that took too long": found.num_slow,
     }
     print("\n".join([*found.orphans, *found.leftovers, *found.exit_codes]))
-    return report(figures, arguments.json, is_good=found.is_clean and found.num_slow == 0)
+    return print_report(figures, arguments.json, is_good=found.is_clean and found.num_slow == 0)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.torture.figures import report
+from tests.torture.figures import print_report
 
 SUPERVISOR: Final = "tests/engine/test_supervisor_faults.py::test_"
 MACHINE: Final = "tests/server/test_faults.py::test_"
@@ -110,4 +110,4 @@ def main(argv: Sequence[str]) -> int:
         code = run_tests([node_id for node_ids in FAULTS.values() for node_id in node_ids], results)
         found = verdicts(results)
     figures = {fault: verdict(node_ids, found) for fault, node_ids in FAULTS.items()}
-    return report(figures, arguments.json, is_good=code == 0)
+    return print_report(figures, arguments.json, is_good=code == 0)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def report(figures: Mapping[str, object], path: Path | None, *, is_good: bool) -> int:
+def print_report(figures: Mapping[str, object], path: Path | None, *, is_good: bool) -> int:
     """Print ``figures``, write them to ``path`` if there is one, and return the exit code."""
     width = max(map(len, figures))
     print("\n".join(f"{name:<{width}}  {_shown(value)}" for name, value in figures.items()))

@@ -1,4 +1,4 @@
-"""The long runs of hostile input: ``python -m tests.torture.hostile files|sources|http [--count N] [--first N]``.
+"""The long runs of hostile input: files, sources of grammars, connections.
 
 Each prints one table and fails if anything in it is not as it should be. A failing seed fails again alone.
 """
@@ -8,12 +8,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
@@ -28,6 +26,7 @@ from tests.hostile.openapi import check_description
 from tests.hostile.sources import source
 from tests.server.served_process import ServedProcess, served
 from tests.tiny_model import write_tiny_model
+from tests.torture.figures import print_report
 from tests.torture.processes import num_files, num_threads, private_bytes
 
 Table = dict[str, object]
@@ -124,24 +123,16 @@ RUNS: dict[str, tuple[Callable[[int, int], Table], int]] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="torture hostile", description=__doc__)
     parser.add_argument("kind", choices=RUNS)
     parser.add_argument("--count", type=int)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     run, usual = RUNS[arguments.kind]
     table = run(arguments.first, arguments.count or usual)
     failures = table.pop("failures")
     assert isinstance(failures, list)
-    width = max(map(len, table))
-    print("\n".join(f"{name:<{width}}  {value}" for name, value in table.items()))
-    print("\n".join([f"{'failures':<{width}}  {len(failures)}", *failures[:20]]))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({**table, "failures": failures}))
-    return int(bool(failures))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    print("\n".join(failures[:20]))
+    return print_report({**table, "failures": len(failures)}, arguments.json, is_good=not failures)

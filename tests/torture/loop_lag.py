@@ -1,8 +1,7 @@
 """How long the event loop stands still while prompts of a megabyte come in.
 
-``python -m tests.torture.loop_lag smollm2`` serves the model in a process of its own whose lag is sampled every
-millisecond, sends each kind of big request some times, and fails if any callback held up the others for longer than
-the limit. Times in seconds.
+Serves a model in a process of its own whose lag is sampled every millisecond, sends each kind of big request some
+times, and fails if any callback held up the others for longer than the limit. Times in seconds.
 """
 
 from __future__ import annotations
@@ -10,15 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import httpx
 
 from tests.server.served_process import ServedProcess, served
+from tests.torture.figures import print_report
 
 LIMIT_S = 0.05
 SETTLE_S = 0.5
@@ -73,21 +72,14 @@ def _worst_lag(server: ServedProcess, action: Callable[[], None]) -> float:
     return round(float(text.partition("\nheadrace_event_loop_lag_seconds ")[2].split()[0]), 4)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="torture lag", description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--bytes", type=int, default=1 << 20)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     flags = ("--kv-cache-bytes", "256MiB", "--threads", "1")
     with served(Path(arguments.model), *flags, program="tests.torture.watched_server") as server:
         figures = measure(server, arguments.bytes)
-    for name, lag_s in figures.items():
-        print(f"{name:<24}{1000 * lag_s:8.1f} ms{'' if lag_s <= LIMIT_S else '  beyond the limit'}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures))
-    return int(max(figures.values()) > LIMIT_S)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    shown = {f"{name}, ms": round(1000 * lag_s, 1) for name, lag_s in figures.items()}
+    return print_report(shown, arguments.json, is_good=max(figures.values()) <= LIMIT_S)

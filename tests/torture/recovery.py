@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from tests.server.served_process import ServedProcess, served
-from tests.torture.figures import report
+from tests.torture.figures import print_report
 
 PATIENCE_S = 120.0
 UNREADY_WITHIN_S = 1.0
@@ -76,4 +76,4 @@ def main(argv: Sequence[str]) -> int:
     with served(Path(arguments.model), "--kv-cache-bytes", "256MiB", "--threads", "2") as server:
         figures = measure(server)
     is_good = figures["not ready after, s"] < UNREADY_WITHIN_S and figures["ready again after, s"] < READY_WITHIN_S
-    return report(figures, arguments.json, is_good=is_good)
+    return print_report(figures, arguments.json, is_good=is_good)

@@ -20,7 +20,7 @@ import httpx
 
 from tests.server.served_process import ServedProcess, served
 from tests.tiny_model import write_tiny_model
-from tests.torture.figures import report
+from tests.torture.figures import print_report
 from tests.torture.processes import num_files, num_threads, private_bytes
 
 NUM_CLIENTS = 48
@@ -128,4 +128,4 @@ def main(argv: Sequence[str]) -> int:
             found = soak(server, arguments.minutes * 60)
     is_clean = not any(found[name] for name in ("unexpected", "KV blocks in use"))
     is_good = is_clean and found["more threads"] <= 0 and found["more files"] <= 2
-    return report(found, arguments.json, is_good=is_good)
+    return print_report(found, arguments.json, is_good=is_good)
