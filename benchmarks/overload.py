@@ -135,11 +135,16 @@ def measure(arguments: argparse.Namespace) -> list[Offered]:
         load = ["--base-url", url, "--slo", *slo, "--ignore-eos", "--max-client-lag", "1e6"]
         load += ["--input-len", arguments.input_len, "--output-len", arguments.output_len]
         load += ["--extra-body", json.dumps({"service_tier": arguments.service_class})]
-        found = bench("capacity", [*load, "--attainment", f"{ATTAINMENT}", "--min-rate", "1"])
-        rate = found["knee_rate"]
-        if not isinstance(rate, float):
-            raise SystemExit("even one request a second misses its targets on this machine")
+        rate = arguments.rate or capacity(load)
         return [offer(url, load, factor * rate, arguments.duration) for factor in (1.0, arguments.factor)]
+
+
+def capacity(load: list[str]) -> float:
+    """The rate at which enough requests just keep their targets."""
+    rate = bench("capacity", [*load, "--attainment", f"{ATTAINMENT}", "--min-rate", "1"])["knee_rate"]
+    if not isinstance(rate, float):
+        raise SystemExit("even one request a second misses its targets on this machine")
+    return rate
 
 
 def print_table(offers: list[Offered]) -> None:
@@ -158,6 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure goodput at capacity and beyond it.")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--service-class", default="standard", choices=["interactive", "standard", "batch"])
+    parser.add_argument("--rate", type=float, help="requests a second at capacity, if it is known; default: found")
     parser.add_argument("--factor", type=float, default=1.5)
     parser.add_argument("--duration", type=float, default=180.0, help="seconds each rate is offered for")
     parser.add_argument("--input-len", default="lognormal:128:0.6")

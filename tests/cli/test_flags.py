@@ -53,7 +53,8 @@ def test_every_spelling_sets_its_setting(setting: Setting) -> None:
                 assert getattr(parse(flag), setting.name) is True
                 assert getattr(parse(flag.replace("--", "--no-", 1)), setting.name) is False
                 continue
-            text = LINES.get(setting.name) or next(reversed(setting.choices), str(max(100, setting.minimum or 0)))
+            number = min(max(100, setting.minimum or 0), setting.maximum or 100)
+            text = LINES.get(setting.name) or next(reversed(setting.choices), str(number))
             value = getattr(parse(flag, text), setting.name)
             assert str(value[0] if setting.is_repeatable else value).removesuffix(".0") == text
             assert parse(f"{flag}={text}") == parse(flag, text)
