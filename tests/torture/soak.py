@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,13 @@ NUM_CLIENTS = 48
 """One and a half times what runs at once."""
 
 MAX_NUM_SEQS = 32
-WARM_UP_S = 10.0
+ROUND_S = 15.0
+"""Load, and after it silence, in which what is held is read."""
+
+WARM_UP_SHARE = 1 / 3
+"""Of the rounds, in which caches fill and the C library's heap takes its shape."""
+
+MOST_GROWTH_MB = 1.0
 BAD_BODIES: tuple[dict[str, object], ...] = (
     {"prompt": ""},
     {"prompt": [-1]},
@@ -43,12 +50,23 @@ class Reading:
     threads: int
     files: int
     private_bytes: int
+    used_blocks: float
+    requests: int
+    tokens: float
 
     @classmethod
-    def of(cls, server: ServedProcess) -> Reading:
+    def of(cls, server: ServedProcess, num_requests: int) -> Reading:
+        used_blocks = _wait_idle(server)
         engine = server.engine_pid()
         pids = [server.process.pid, *([] if engine is None else [engine])]
-        return cls(sum(map(num_threads, pids)), sum(map(num_files, pids)), sum(map(private_bytes, pids)))
+        return cls(
+            threads=sum(map(num_threads, pids)),
+            files=sum(map(num_files, pids)),
+            private_bytes=sum(map(private_bytes, pids)),
+            used_blocks=used_blocks,
+            requests=num_requests,
+            tokens=_metric(server, "headrace_generation_tokens_total"),
+        )
 
 
 async def load(server: ServedProcess, seconds: float, seed: int) -> Counter[str]:
@@ -88,33 +106,48 @@ async def _stream(http: httpx.AsyncClient, body: dict[str, object], *, leaves: b
 
 
 def soak(server: ServedProcess, seconds: float) -> dict[str, float]:
-    """Warm up, load, fall silent, and compare. Memory is compared per 10,000 requests."""
-    asyncio.run(load(server, min(WARM_UP_S, seconds), seed=0))
-    _wait_idle(server)
-    before = Reading.of(server)
-    ends = asyncio.run(load(server, seconds, seed=1))
-    left_used = _wait_idle(server)
-    after, num_requests = Reading.of(server), sum(ends.values())
+    """Rounds of load and silence; what is held is compared from the end of the warm-up to the end."""
+    ends: Counter[str] = Counter()
+    readings: list[Reading] = []
+    for number in range(max(3, round(seconds / ROUND_S))):
+        ends += asyncio.run(load(server, ROUND_S, seed=number))
+        readings.append(Reading.of(server, ends.total()))
+    readings = readings[int(WARM_UP_SHARE * len(readings)) :]
+    first, last = readings[0], readings[-1]
     return {
         **{f"ended {name}": count for name, count in sorted(ends.items())},
-        "requests": num_requests,
+        "requests": ends.total(),
         "unexpected": sum(count for name, count in ends.items() if name.startswith("5") or name == "broken stream"),
-        "KV blocks in use": left_used,
-        "more threads": after.threads - before.threads,
-        "more files": after.files - before.files,
-        "MB per 10,000 requests": round((after.private_bytes - before.private_bytes) / num_requests / 100, 2),
+        "most KV blocks in use when idle": max(reading.used_blocks for reading in readings),
+        "more threads": last.threads - first.threads,
+        "more files": last.files - first.files,
+        "MB in the end": round(last.private_bytes / 1e6, 1),
+        "MB per 10,000 requests": growth_mb(readings, lambda reading: reading.requests) * 10_000,
+        "MB per 1,000,000 tokens": growth_mb(readings, lambda reading: reading.tokens) * 1_000_000,
     }
+
+
+def growth_mb(readings: Sequence[Reading], progress: Callable[[Reading], float]) -> float:
+    """The slope of private memory over progress, by least squares: one reading may be off by what was just freed."""
+    slope, _ = statistics.linear_regression(
+        [progress(reading) for reading in readings], [reading.private_bytes / 1e6 for reading in readings]
+    )
+    return slope
 
 
 def _wait_idle(server: ServedProcess) -> float:
     """Blocks still in use when nothing runs, after ten seconds at most."""
     deadline = time.monotonic() + 10.0
     while True:
-        text = httpx.get(f"{server.root}/metrics", timeout=30).text
-        used = float(text.partition('kv_cache_blocks{state="used"} ')[2].split()[0])
+        used = _metric(server, 'headrace_kv_cache_blocks{state="used"}')
         if used == 0 or time.monotonic() > deadline:
             return used
         time.sleep(0.1)
+
+
+def _metric(server: ServedProcess, name: str) -> float:
+    text = httpx.get(f"{server.root}/metrics", timeout=30).text
+    return float(text.partition(f"\n{name} ")[2].split()[0])
 
 
 def main(argv: Sequence[str]) -> int:
@@ -126,6 +159,7 @@ def main(argv: Sequence[str]) -> int:
         model = write_tiny_model(Path(folder))
         with served(model, "--max-num-seqs", str(MAX_NUM_SEQS), "--kv-cache-bytes", "8MiB") as server:
             found = soak(server, arguments.minutes * 60)
-    is_clean = not any(found[name] for name in ("unexpected", "KV blocks in use"))
-    is_good = is_clean and found["more threads"] <= 0 and found["more files"] <= 2
+    is_clean = not any(found[name] for name in ("unexpected", "most KV blocks in use when idle"))
+    is_flat = found["MB per 10,000 requests"] < MOST_GROWTH_MB
+    is_good = is_clean and is_flat and found["more threads"] <= 0 and found["more files"] <= 2
     return print_report(found, arguments.json, is_good=is_good)
