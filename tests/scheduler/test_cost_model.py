@@ -73,6 +73,22 @@ def test_the_model_follows_a_machine_that_slows_down():
     assert model.predict(step) == pytest.approx(2 * MACHINE.predict(step), rel=0.05)
 
 
+def test_a_machine_that_is_slow_for_a_while_is_noticed_within_twenty_steps_and_forgiven_as_fast():
+    rng = random.Random(1)
+    model = StepCostModel(MACHINE)
+
+    def run(num_steps: int, slowness: float) -> float:
+        for _ in range(num_steps):
+            step = random_step(rng)
+            model.observe(step, slowness * MACHINE.predict(step))
+        probe = StepFeatures(16, 8000, 64, 4000)
+        return model.predict(probe) / MACHINE.predict(probe)
+
+    assert run(2000, 1.0) == pytest.approx(1.0, abs=0.01)
+    assert run(20, 1.3) == pytest.approx(1.3, abs=0.06)
+    assert run(20, 1.0) == pytest.approx(1.0, abs=0.06)
+
+
 def test_a_disturbed_step_does_not_spoil_what_was_learned():
     rng = random.Random(2)
     model = StepCostModel(MACHINE)

@@ -27,16 +27,20 @@ BATCH = STANDARD_CLASSES["batch"]
 
 
 class Machine(ContentExecutor):
-    """Takes as long as ``MACHINE`` says."""
+    """Takes as long as its costs say."""
+
+    def __init__(self, num_blocks: int, block_size: int, costs: StepCosts) -> None:
+        super().__init__(num_blocks, block_size)
+        self._costs = costs
 
     def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
-        return replace(super().execute(plan, token_mask), elapsed_s=MACHINE.predict(StepFeatures.of(plan)))
+        return replace(super().execute(plan, token_mask), elapsed_s=self._costs.predict(StepFeatures.of(plan)))
 
 
-def house_of(**settings: object) -> Harness:
+def house_of(costs: StepCosts = MACHINE, **settings: object) -> Harness:
     defaults = {"num_blocks": 4096, "block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
-    house = Harness(policy="slo", costs=MACHINE, max_model_len=16384, **(defaults | settings))  # type: ignore[arg-type]
-    house.executor = Machine(house.kv.num_blocks, 16)
+    house = Harness(policy="slo", costs=costs, max_model_len=16384, **(defaults | settings))  # type: ignore[arg-type]
+    house.executor = Machine(house.kv.num_blocks, 16, costs)
     return house
 
 
@@ -95,6 +99,34 @@ def test_however_late_the_streams_are_a_prompt_moves_on():
     add(house, 1000)
     house.clock.advance(5.0)
     assert prefill_tokens(step(house)) == MIN_PREFILL_TOKENS
+
+
+DEAR = StepCosts(fixed_s=0.010, num_free_tokens=0, token_s=1e-3, decode_s=1e-4)
+"""A millisecond a token: a prompt's least progress must not keep streams late."""
+
+
+def test_where_tokens_are_dear_late_streams_wait_a_tenth_of_a_pace_for_a_prompt_and_no_more():
+    house = house_of(costs=DEAR)
+    add(house, 20, INTERACTIVE)
+    step(house)
+    add(house, 1000)
+    house.clock.advance(5.0)
+    assert prefill_tokens(step(house)) == int(0.1 * PACE * 0.033 / DEAR.token_s)
+
+
+def test_a_stream_a_little_behind_is_back_on_pace_within_a_few_steps():
+    house = house_of()
+    stream = add(house, 20, INTERACTIVE)
+    step(house)
+    add(house, 4000)
+    house.clock.advance(PACE * 0.033 + 0.010)
+    plan = step(house)
+    assert prefill_tokens(plan) > MIN_PREFILL_TOKENS
+    assert MACHINE.predict(StepFeatures.of(plan)) < PACE * 0.033
+    for _ in range(12):
+        step(house)
+    behind_s = house.clock.now() - stream.first_token_time - PACE * 0.033 * stream.num_output_tokens
+    assert behind_s < 0.002
 
 
 def test_streams_that_are_behind_stand_back_for_a_first_token_that_would_miss():
@@ -162,6 +194,56 @@ def test_a_first_token_that_cannot_come_in_time_is_refused_at_the_door():
 
 
 EOS = frozenset({0})
+
+
+def arrival(house: Harness, num_tokens: int, level: ServiceLevel) -> Sequence:
+    request = make_request([1] * num_tokens, service_level=level, arrival_time=house.clock.now())
+    return Sequence(10_000 + num_tokens, request, 0, EOS)
+
+
+def crowded_house() -> tuple[Harness, Sequence]:
+    """Streams run; a prompt of 2,600 tokens waits, then eight of 200: what comes now would miss by a little."""
+    house = house_of(max_num_batched_tokens=512)
+    add(house, 20, INTERACTIVE)
+    for _ in range(3):
+        step(house)
+    long = add(house, 2600, INTERACTIVE)
+    for _ in range(8):
+        add(house, 200, INTERACTIVE)
+    return house, long
+
+
+def test_under_pressure_the_largest_prompt_that_has_not_begun_is_refused_for_the_sake_of_a_small_one():
+    house, long = crowded_house()
+    house.scheduler.admit(arrival(house, 200, INTERACTIVE), house.clock.now())
+    ((ended, error),) = house.scheduler.end_overdue(house.clock.now())
+    assert ended is long
+    assert isinstance(error, Overloaded)
+    assert "its 2600 prompt tokens are the most" in str(error)
+    assert house.scheduler.num_waiting == 8
+
+
+def test_nobody_gives_way_to_a_larger_prompt():
+    house, _ = crowded_house()
+    with pytest.raises(Overloaded):
+        house.scheduler.admit(arrival(house, 2700, INTERACTIVE), house.clock.now())
+    assert house.scheduler.end_overdue(house.clock.now()) == []
+
+
+def test_nobody_is_refused_for_one_that_would_miss_all_the_same():
+    house, _ = crowded_house()
+    for _ in range(40):
+        add(house, 200, INTERACTIVE)
+    with pytest.raises(Overloaded):
+        house.scheduler.admit(arrival(house, 200, INTERACTIVE), house.clock.now())
+    assert house.scheduler.end_overdue(house.clock.now()) == []
+
+
+def test_nobody_gives_way_twice_before_it_has_gone():
+    house, long = crowded_house()
+    house.scheduler.admit(arrival(house, 200, INTERACTIVE), house.clock.now())
+    house.scheduler.admit(arrival(house, 201, INTERACTIVE), house.clock.now())
+    assert [seq for seq, _ in house.scheduler.end_overdue(house.clock.now())] == [long]
 
 
 def test_with_an_empty_machine_nothing_is_refused():

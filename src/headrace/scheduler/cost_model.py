@@ -27,6 +27,8 @@ LEARN_EVERY: Final = 4
 """After ``NUM_LEARNED_FROM`` steps only every fourth teaches: by then it is drift that is followed."""
 
 _FORGETTING: Final = 0.998
+_DRIFT_RATE: Final = 0.1
+_MAX_DRIFT: Final = 2.0
 _MIN_SECONDS: Final = 1e-6
 _OUTLIER: Final = 4.0
 """A step this many times slower than foretold was disturbed by something else and teaches little."""
@@ -102,6 +104,17 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
             pair_s=pair_s,
         )
 
+    def slowed(self, factor: float) -> StepCosts:
+        """The same machine when everything on it takes ``factor`` times as long."""
+        return StepCosts(
+            fixed_s=self.fixed_s * factor,
+            num_free_tokens=self.num_free_tokens,
+            token_s=self.token_s * factor,
+            decode_s=self.decode_s * factor,
+            context_s=self.context_s * factor,
+            pair_s=self.pair_s * factor,
+        )
+
     def predict(self, features: StepFeatures) -> float:
         """Seconds of a step with these features."""
         return self.decodes_s(features.num_decodes, features.decode_context) + self.chunk_s(
@@ -143,11 +156,16 @@ class StepCostModel:
     each of ``KNEES`` and the one that has foretold best of late is used. Errors are relative: a short step
     counts as much as a long one. Coefficients are kept from falling below zero, as no work takes negative
     time. Ljung, "System Identification" (1999), section 11.2. ``observe`` costs some tens of microseconds.
+
+    What a step costs changes slowly, how fast a shared machine runs within seconds. The latter is a factor of its
+    own, how much longer the last ten or so steps took than the fit says, and part of ``costs``.
     """
 
     def __init__(self, costs: StepCosts | None = None) -> None:
         seed = _UNKNOWN if costs is None else costs
         self.costs = seed
+        self._fitted = seed
+        self._slowness = 1.0
         self.num_observed = 0
         self.median_error = 0.0
         self._is_seeded = costs is not None
@@ -180,7 +198,9 @@ class StepCostModel:
             trust = (predicted / seconds) ** 2
         if self.num_observed <= NUM_LEARNED_FROM or self.num_observed % LEARN_EVERY == 0:
             self._fit(features, seconds, trust)
-            self._choose()
+            self._fitted = self._best_fit()
+        self._follow(features, seconds)
+        self.costs = self._fitted.slowed(self._slowness)
 
     def _note_error(self, error: float) -> None:
         """Move the running median a step towards ``error`` (Robbins-Monro on the sign of the difference)."""
@@ -189,6 +209,12 @@ class StepCostModel:
             return
         rate = max(0.02, 1.0 / (self.num_observed + 1)) * max(self.median_error, 0.005)
         self.median_error += rate if error > self.median_error else -rate
+
+    def _follow(self, features: StepFeatures, seconds: float) -> None:
+        """Move the slowness towards that of this step, once the fit can tell."""
+        if self.is_known:
+            slowness = seconds / max(self._fitted.predict(features), _MIN_SECONDS)
+            self._slowness += _DRIFT_RATE * (min(max(slowness, 1 / _MAX_DRIFT), _MAX_DRIFT) - self._slowness)
 
     def _fit(self, features: StepFeatures, seconds: float, trust: float) -> None:
         rows = self._rows(features) / seconds  # relative errors: every target is 1  # [K, F]
@@ -219,10 +245,10 @@ class StepCostModel:
         scaled: NDArray[np.float64] = rows / _SCALE
         return scaled
 
-    def _choose(self) -> None:
+    def _best_fit(self) -> StepCosts:
         best = int(np.argmin(self._errors))
         fixed, token, decode, context, pair = (self._theta[best] / _SCALE).tolist()
-        self.costs = StepCosts(
+        return StepCosts(
             fixed_s=fixed,
             num_free_tokens=float(self._knees[best]),
             token_s=token,

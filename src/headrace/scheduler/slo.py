@@ -80,7 +80,9 @@ class SloPolicy(SchedulerListener):
         num_running = sum(
             chunk.num_pending_tokens for due, chunk in self._chunks if due <= arrival.due and not chunk.is_finished
         )
-        self._admission.check(arrival, self._line.waiters(), num_running, now)
+        displaced = self._admission.check(arrival, self._line.waiters(), num_running, now)
+        if displaced is not None:
+            self._line.refuse(displaced)
 
     def shape_step(self, running: Collection[Sequence], now: float) -> StepShape:
         costs = self._costs.costs
@@ -130,8 +132,8 @@ class SloPolicy(SchedulerListener):
         num_private = len(seq.block_table) - seq.num_shared_blocks
         return (slack_s >= 0, seq.request.service_level.tpot_s, slack_s, -num_private)
 
-    def _too_late(self, seq: Sequence) -> HeadraceError:
-        return self._admission.too_late(seq, sum(waiter.num_uncached for waiter in self._line.waiters()))
+    def _too_late(self, waiter: Waiter) -> HeadraceError:
+        return self._admission.too_late(waiter, sum(waiter.num_uncached for waiter in self._line.waiters()))
 
     # -- what happened -------------------------------------------------------------------------------
 
@@ -170,7 +172,7 @@ class _Placement:
         costs: StepCostModel,
         rate: PrefillRate,
         num_cached_tokens: CachedTokens,
-        too_late: Callable[[Sequence], HeadraceError],
+        too_late: Callable[[Waiter], HeadraceError],
     ) -> None:
         self._costs = costs
         self._rate = rate

@@ -19,6 +19,12 @@ from headrace.scheduler.policy import UNBOUNDED
 MIN_PREFILL_TOKENS: Final = 32
 """Prompt tokens that a step takes however late its streams are: something must always move."""
 
+MIN_PREFILL_SHARE: Final = 0.1
+"""Most of a pace that those may cost, or late streams would stay late where tokens are dear; one always moves."""
+
+CATCH_UP_STEPS: Final = 4
+"""In how many steps a stream that fell behind a little should be back on pace."""
+
 MAX_STEP_S: Final = 0.25
 """Longest step while anybody has targets: whoever arrives during a step waits for its end."""
 
@@ -89,21 +95,28 @@ class StepBudget:
         self._num_streams = len(load.streams)
         self._most = max(max_num_tokens - self._num_streams, 0)
         self._base_s = costs.decodes_s(self._num_streams, load.context)
+        self._least = MIN_PREFILL_TOKENS if load.tpot_s == math.inf else self._num_at_least(load.tpot_s)
 
     def num_prefill_tokens(self, step_s: float, context: int) -> int:
         """Prompt tokens, the first of them after ``context`` others, that a step of ``step_s`` seconds has room for."""
         if step_s == math.inf:
             return self._most
         count = self._costs.num_affordable_tokens(step_s - self._base_s, self._num_streams, context)
-        return min(max(count, MIN_PREFILL_TOKENS), self._most)
+        return min(max(count, self._least), self._most)
 
     def step_s(self, has_targets: bool) -> float:
-        """How long the step may take: a pace's worth, or as long as the least credit lasts."""
+        """How long the step may take: a pace's worth, as long as the least credit lasts, or less to catch up."""
         if not has_targets:
             return math.inf
         if self._load.tpot_s == math.inf:
             return MAX_STEP_S
-        return max(PACE * self._load.tpot_s, min(self._load.credit_s, MAX_STEP_S))
+        credit_s = min(self._load.credit_s, MAX_STEP_S)
+        pace_s = PACE * self._load.tpot_s
+        return max(pace_s, credit_s) if credit_s >= 0 else max(pace_s + credit_s / CATCH_UP_STEPS, 0.0)
+
+    def _num_at_least(self, tpot_s: float) -> int:
+        count = self._costs.num_affordable_tokens(MIN_PREFILL_SHARE * PACE * tpot_s, self._num_streams, 0)
+        return min(max(count, 1), MIN_PREFILL_TOKENS)
 
     def steady_rate(self) -> float:
         """Prompt tokens per second while the same streams run on, each step a pace long."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -32,6 +32,9 @@ LATE_PATIENCE_S: Final = 30.0
 MAX_SCALE: Final = 32
 """Lane of those without a TTFT target."""
 
+_GAVE_WAY: Final = -math.inf
+"""Cutoff of one that gave way."""
+
 _Key = tuple[int, int, int, float, int]
 
 
@@ -40,7 +43,7 @@ class Waiter:
     """A sequence in the line with what its place depends on.
 
     ``due`` is when its next token should be out. ``home`` is the lane it belongs to, ``lane`` the same
-    while it stands there and ``None`` while it does not.
+    while it stands there and ``None`` while it does not. One that ``gave_way`` to another is about to be refused.
     """
 
     seq: Sequence
@@ -49,6 +52,7 @@ class Waiter:
     num_uncached: int
     home: TenantLane
     lane: TenantLane | None = None
+    gave_way: bool = False
     key: _Key = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,8 +166,8 @@ class Placement(Protocol):
         """After which its first token cannot come in time any more; infinite if that ends nothing."""
         ...
 
-    def too_late(self, seq: Sequence) -> HeadraceError:
-        """What to tell the caller of one that missed its cutoff."""
+    def too_late(self, waiter: Waiter) -> HeadraceError:
+        """What to tell the caller of one that missed its cutoff or gave way."""
         ...
 
 
@@ -186,7 +190,7 @@ class WaitingLanes:
     def __len__(self) -> int:
         return len(self._waiters)
 
-    def waiters(self) -> Iterable[Waiter]:
+    def waiters(self) -> Collection[Waiter]:
         """Everybody who waits, in no order."""
         return self._waiters.values()
 
@@ -228,14 +232,19 @@ class WaitingLanes:
         """See ``WaitingLine.take_overdue``; moves those who may be late to their lane."""
         refused: list[tuple[Sequence, HeadraceError]] = []
         while self._cutoffs and self._cutoffs[0][0] < now:
-            waiter = heapq.heappop(self._cutoffs)[2]
-            if waiter.lane is None:
-                continue  # started, ended or placed anew since
+            cutoff, _, waiter = heapq.heappop(self._cutoffs)
+            if waiter.lane is None or (waiter.gave_way and cutoff > _GAVE_WAY):
+                continue  # started, ended or placed anew since; or told already
             if waiter.seq.request.service_level.may_be_late:
                 self._make_late(waiter, now)
             else:
-                refused.append((waiter.seq, self._placement.too_late(waiter.seq)))
+                refused.append((waiter.seq, self._placement.too_late(waiter)))
         return refused
+
+    def refuse(self, waiter: Waiter) -> None:
+        """Let one that waits give way: it is too late for it from now on."""
+        waiter.gave_way = True
+        heapq.heappush(self._cutoffs, (_GAVE_WAY, waiter.seq.seq_id, waiter))
 
     def new_waiter(self, seq: Sequence) -> Waiter:
         """The place a sequence would get. Later sequences of a request will find their prompt in the cache."""
