@@ -203,6 +203,28 @@ def test_a_request_is_ended_by_its_id(server: RunningServer) -> None:
     assert "rid is empty" in error_of(server.post("/abort_request", {}), 400)["message"]
 
 
+def test_a_request_is_ended_by_its_owner_or_the_operator_alone() -> None:
+    """Clients choose ids, so another's can be guessed."""
+    with running_server(tenant=("ann key=ka", "bob key=kb"), admin_key=("boss",)) as server:
+        engine: ScriptedClient = server.engine
+        engine.hold_at = 3
+
+        def ask() -> None:
+            server.post("/generate", {"text": "x", "rid": "1"}, authorization="Bearer ka")
+
+        for owner in ("ka", "boss"):
+            thread = threading.Thread(target=ask)
+            thread.start()
+            eventually(lambda: len(engine.live) == 1)
+            server.post("/abort_request", {"rid": "1"}, authorization="Bearer kb")
+            assert len(engine.live) == 1
+            server.post("/abort_request", {"rid": "1"}, authorization=f"Bearer {owner}")
+            eventually(lambda: not engine.live)
+            engine.release()
+            thread.join()
+            engine.hold_at = 3
+
+
 def test_only_the_operator_clears_caches_and_ends_all_requests() -> None:
     routes = (("/flush_cache", {}), ("/abort_request", {"abort_all": True}))
     with running_server(api_key=("client",)) as server:

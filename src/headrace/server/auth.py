@@ -73,8 +73,13 @@ def check_operator(keys: KeyRing, operators: KeyRing, headers: Iterable[tuple[by
         raise refusal(
             403, "this route is for the operator; let the server be started with --admin-key KEY", "forbidden"
         )
-    if not operators.has(presented_key(headers) or b""):
+    if not is_operator(operators, headers):
         raise refusal(403, "this route is for the operator; send an admin key of this server", "forbidden")
+
+
+def is_operator(operators: KeyRing, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a request carries one of the operator's keys."""
+    return operators.has(presented_key(headers) or b"")
 
 
 def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:

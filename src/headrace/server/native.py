@@ -27,7 +27,7 @@ from headrace.core.service_level import ServiceTerms
 from headrace.program.backend import Call
 from headrace.program.document import Document
 from headrace.server.access_log import App, record_of, sound_request_id
-from headrace.server.auth import check_operator
+from headrace.server.auth import check_operator, is_operator
 from headrace.server.context import ServerContext
 from headrace.server.limits import read_body
 from headrace.server.native_reply import NativeAnswer, NativeReply
@@ -110,14 +110,19 @@ async def flush_cache(context: ServerContext, http: HttpRequest) -> Response:
 
 
 async def abort_request(context: ServerContext, http: HttpRequest) -> Response:
-    """End the requests that were sent with an id, or all; their clients get what there is."""
+    """End the caller's requests that were sent with an id, or all of everybody; their clients get what there is."""
     data = await read_body(http.receive, context.config.max_body_bytes)
     body = ABORT_BODY.decode(data, context.config.max_json_depth).value
     if not body.rid and not body.abort_all:
         raise InvalidRequest("rid is empty; name a request, or set abort_all", "rid")
+    headers = http.scope["headers"]
     if body.abort_all:
-        check_operator(context.keys, context.operators, http.scope["headers"])
-    live = [each for each in context.traffic.live_ids if body.abort_all or _names(each, body.rid)]
+        check_operator(context.keys, context.operators, headers)
+        live = list(context.traffic.owners)
+    else:
+        tenant = None if is_operator(context.operators, headers) else context.desk.viewer(headers)
+        owners = context.traffic.owners
+        live = [each for each, owner in owners.items() if _names(each, body.rid) and tenant in (None, owner)]
     await asyncio.gather(*(context.client.abort(each) for each in live))
     return Response(status_code=200)
 

@@ -22,23 +22,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Traffic:
-    """Counters of one server, kept by whoever generates. ``num_live`` engine requests run now, with ``live_ids``."""
+    """Counters of one server, kept by whoever generates. ``num_live`` engine requests run now.
+
+    ``owners`` are their tenants by their ids.
+    """
 
     num_requests: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_live: int = 0
-    live_ids: set[str] = field(default_factory=set)
+    owners: dict[str, str] = field(default_factory=dict)
 
     def begin(self, request: Request) -> None:
         self.num_requests += 1
         self.num_live += 1
-        self.live_ids.add(request.request_id)
+        self.owners[request.request_id] = request.tenant
         self.num_prompt_tokens += len(request.prompt_token_ids)
 
     def end(self, request: Request) -> None:
         self.num_live -= 1
-        self.live_ids.discard(request.request_id)
+        self.owners.pop(request.request_id, None)
 
 
 @dataclass(frozen=True, slots=True)
