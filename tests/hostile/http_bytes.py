@@ -49,6 +49,7 @@ ODD_HEADERS = (
     "authorization: Bearer " + "k" * 5000,
     "authorization: Basic eDp4",
     "x-api-key: \xff\xfe",
+    "x-long: " + "l" * 20_000,
     "x-request-id: ../../../tmp/x",
     "x-request-id: " + "i" * 5000,
     "x-request-timeout: nan",
@@ -105,8 +106,8 @@ def _request(rng: random.Random) -> bytes:
     is_plain = rng.random() < 0.7
     method = "POST" if is_plain and body else rng.choice(METHODS)
     lines = [
-        f"{method} {path} {'HTTP/1.1' if is_plain else rng.choice(VERSIONS)}",
-        f"host: {'localhost' if is_plain else rng.choice(HOSTS)}",
+        f"{method} {path} {'HTTP/1.1' if is_plain or rng.random() < 0.7 else rng.choice(VERSIONS)}",
+        f"host: {'localhost' if is_plain or rng.random() < 0.7 else rng.choice(HOSTS)}",
         "connection: close" if rng.random() < 0.5 else "connection: keep-alive",
     ]
     if body or rng.random() < 0.2:
@@ -133,7 +134,7 @@ def _body(path: str, rng: random.Random) -> bytes:
         case 0:
             return mutant(json.dumps(value).encode(), rng)
         case 1:
-            return b"[" * rng.choice((10, 70, 5000)) + json.dumps(value).encode()
+            return b"[" * rng.choice((10, 70, 5000, 1 << 20)) + json.dumps(value).encode()
         case 2:
             return (
                 json.dumps(value).encode().replace(b'"x"', rng.choice((b'"\\ud83d"', b'"\xff"', b'"\\u0000"', b"NaN")))

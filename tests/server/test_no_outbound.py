@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.hostile.http_fuzz import fuzz
 from tests.server.harness import PATIENCE_S
 from tests.tiny_model import write_tiny_model
 
@@ -21,6 +23,9 @@ URLS = (
     "file:///etc/passwd",
     "//example.com",
 )
+NUM_CONNECTIONS = 200
+"""Of hostile ones; the long run is ``python -m tests.torture.hostile http``."""
+
 STRACE = shutil.which("strace")
 
 
@@ -36,7 +41,8 @@ def test_sec_17_no_request_makes_the_server_connect_to_anybody(tmp_path: Path) -
     folder, trace = write_tiny_model(tmp_path / "tiny"), tmp_path / "trace"
     assert STRACE is not None
     server = [sys.executable, "-m", "headrace.cli.main", "serve", str(folder), "--port", "0", "--threads", "1"]
-    command = [STRACE, "-f", "-qq", "-e", "trace=connect,sendto", "-o", str(trace), *server]
+    server += ["--header-read-s", "0.3", "--body-read-s", "0.3"]
+    command = [STRACE, "-f", "--seccomp-bpf", "-qq", "-e", "trace=connect,sendto", "-o", str(trace), *server]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
         assert child.stdout is not None
         lines = []
@@ -50,6 +56,8 @@ def test_sec_17_no_request_makes_the_server_connect_to_anybody(tmp_path: Path) -
             for content in (f"![]({address})", [{"type": "text", "text": address}], [image]):
                 body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
                 assert httpx.post(f"{url}/chat/completions", json=body, timeout=PATIENCE_S).status_code in (200, 400)
+        report = asyncio.run(fuzz("127.0.0.1", int(url.split("/")[2].rpartition(":")[2]), 0, NUM_CONNECTIONS))
+        assert report.failures == []
         (pid,) = re.findall(r"\d+", Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text())
         subprocess.run(["kill", f"-{signal.SIGTERM.value}", pid], check=True)
         child.wait(PATIENCE_S)

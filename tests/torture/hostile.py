@@ -126,7 +126,7 @@ RUNS: dict[str, tuple[Callable[[int, int], Table], int]] = {
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="torture hostile", description=__doc__)
     parser.add_argument("kind", choices=RUNS)
-    parser.add_argument("--count", type=int)
+    parser.add_argument("--count", type=int, default=0, help="0 for the usual number")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)

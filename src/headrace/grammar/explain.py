@@ -170,7 +170,8 @@ def _successors(matcher: GrammarMatcher, depth: int) -> Iterator[tuple[list[int]
     groups: dict[_Signature, tuple[list[int], GrammarMatcher]] = {}
     for byte in () if matcher.must_end else allowed_bytes(matcher):
         child = matcher.fork()
-        assert child.accept(byte)
+        if not child.accept(byte):
+            raise RuntimeError(f"byte {byte} is allowed and yet not accepted")
         here = [] if child.must_end else allowed_bytes(child)
         key = _probe(child, here[0], depth) if len(here) > MAX_SINGLE_BYTES else (byte,)
         groups.setdefault(key, ([], child))[0].append(byte)

@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.server.errors import ErrorResponse
 from headrace.server.protocol_common import GenerationFields
-from headrace.server.routes import RouteSpec
+from headrace.server.routes import RouteSpec, Untyped
 
 _REF = "#/components/schemas/{name}"
 _CONVERTOR = re.compile(r"\{(\w+):\w+\}")
@@ -44,7 +44,7 @@ def openapi_document(routes: Sequence[RouteSpec]) -> Document:
 
 
 def _structs(route: RouteSpec) -> tuple[type[msgspec.Struct], ...]:
-    return tuple(struct for struct in (route.takes, route.gives) if struct is not None)
+    return tuple(each for each in (route.takes, route.gives) if isinstance(each, type))
 
 
 def _operation(route: RouteSpec, method: str, schemas: dict[type[msgspec.Struct], Document]) -> Document:
@@ -69,8 +69,10 @@ def _operation(route: RouteSpec, method: str, schemas: dict[type[msgspec.Struct]
 
 
 def _success(route: RouteSpec, schemas: dict[type[msgspec.Struct], Document]) -> Document:
-    if route.gives is None:
-        return {"description": "Prometheus text", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    if route.gives is Untyped.NOTHING:
+        return {"description": "Done"}
+    if route.gives is Untyped.TEXT:
+        return {"description": "Text", "content": {"text/plain": {"schema": {"type": "string"}}}}
     content = _json(schemas[route.gives])
     if route.takes is not None and issubclass(route.takes, GenerationFields):
         content["text/event-stream"] = {"schema": {"type": "string"}}

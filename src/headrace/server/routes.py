@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -58,15 +59,22 @@ from headrace.server.timelines import TimelineReply, show_timeline
 Handler = Callable[[ServerContext, HttpRequest], Awaitable[App]]
 
 
+class Untyped(enum.Enum):
+    """What a 200 holds where it holds no JSON."""
+
+    TEXT = "text"
+    NOTHING = "nothing"
+
+
 @dataclass(frozen=True, slots=True)
 class RouteSpec:
-    """One route. ``takes`` is its body, ``gives`` what a 200 holds, if they are JSON."""
+    """One route. ``takes`` is its body, ``gives`` what a 200 holds."""
 
     path: str
     methods: tuple[str, ...]
     handler: Handler
     takes: type[msgspec.Struct] | None = None
-    gives: type[msgspec.Struct] | None = None
+    gives: type[msgspec.Struct] | Untyped = Untyped.NOTHING
 
 
 ROUTES = (
@@ -85,7 +93,7 @@ ROUTES = (
     RouteSpec("/server_info", ("GET",), show_server_info, gives=ServerInfo),
     RouteSpec("/get_server_info", ("GET",), show_server_info, gives=ServerInfo),
     RouteSpec("/health_generate", ("GET",), health_generate),
-    RouteSpec("/flush_cache", ("GET", "POST"), flush_cache),
+    RouteSpec("/flush_cache", ("GET", "POST"), flush_cache, gives=Untyped.TEXT),
     RouteSpec("/abort_request", ("POST",), abort_request, AbortRequest),
     RouteSpec("/v1/models", ("GET",), root_routes.list_models, gives=ModelList),
     RouteSpec("/v1/models/{model:path}", ("GET",), root_routes.show_model, gives=ModelCard),
@@ -98,6 +106,6 @@ ROUTES = (
     RouteSpec("/readyz", ("GET",), root_routes.readyz, gives=Health),
     RouteSpec("/ping", ("GET", "POST"), root_routes.readyz, gives=Health),
     RouteSpec("/version", ("GET",), root_routes.server_version, gives=Version),
-    RouteSpec("/metrics", ("GET",), root_routes.metrics),
-    RouteSpec("/metrics/", ("GET",), root_routes.metrics),
+    RouteSpec("/metrics", ("GET",), root_routes.metrics, gives=Untyped.TEXT),
+    RouteSpec("/metrics/", ("GET",), root_routes.metrics, gives=Untyped.TEXT),
 )
