@@ -4,18 +4,31 @@
 MODEL ?=
 SEEDS ?= 0:10000
 ARGS ?=
+ROOMS ?= tests
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 DEPENDENCIES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -path csrc/tests -prune -o -type f -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve check format test simulations native-test native-sanitize bench docs stubs torture soak clean
+.PHONY: help install locked lock audit modes serve check format test simulations native-test native-sanitize bench docs stubs torture soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## create .venv and install headrace into it
+
+locked: $(BIN)/python ## install what requirements.lock names, digest by digest (CPython 3.11, Linux, x86-64)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $(VENV)/.installed $(VENV)/.installed-test
+
+lock: $(VENV)/.installed-test ## write requirements.lock: what pip would install today, within constraints.txt
+	$(BIN)/python -m tests.lock
+
+audit: $(VENV)/.installed-test ## ask PyPI's advisory service about everything in requirements.lock
+	$(BIN)/python -m pip install --quiet pip-audit==2.10.1
+	$(BIN)/python -m pip_audit --strict --require-hashes --disable-pip -r requirements.lock
 
 serve: install ## serve MODEL (default: smollm2, fetched once) with flags ARGS
 	$(BIN)/headrace serve $(MODEL) $(ARGS)
@@ -32,6 +45,10 @@ format: $(VENV)/.installed-test ## format the code and apply safe lint fixes
 
 test: $(VENV)/.installed-test ## run every test; ARGS go to pytest
 	$(BIN)/python -m pytest $(ARGS)
+
+modes: $(VENV)/.installed-test ## the tests without asserts (-O), then in development mode (-X dev); ROOMS chooses
+	$(BIN)/python -O -m pytest $(ROOMS) $(ARGS)
+	$(BIN)/python -X dev -m pytest $(ROOMS) $(ARGS)
 
 simulations: $(VENV)/.installed-test ## ten thousand random loads, and as many lives of a server with faults; SEEDS=A:B
 	$(BIN)/python -m tests.sim.random_simulations $(SEEDS)
@@ -59,6 +76,7 @@ soak: $(VENV)/.installed-test ## mixed load for MINUTES (10), then silence; noth
 docs: install ## write the pages that are generated from code
 	$(BIN)/python -m headrace.core.settings_reference > docs/reference/settings.md
 	$(BIN)/python -m headrace.engine.metrics_reference > docs/reference/metrics.md
+	$(BIN)/python -m tests.error_texts > docs/reference/errors.md
 
 stubs: $(VENV)/.installed-test ## write the types of the native module, generated from the module itself
 	$(BIN)/python -m nanobind.stubgen -q -m headrace.native._native -o src/headrace/native/_native.pyi

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# asserts of the tests' own tools are to hold under python -O too
+pytest.register_assert_rewrite(
+    *(
+        f"tests.{path.stem}"
+        for path in Path(__file__).parent.iterdir()
+        if path.stem[0] != "_" and path.stem != "conftest"
+    )
+)
 
 settings.register_profile("headrace", deadline=None)  # how long an example takes says more of the machine
 settings.load_profile("headrace")

@@ -8,6 +8,7 @@ gone blind fails too, and then on the source.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,6 +106,11 @@ BANNED_CALLS = {
     "tempfile.mktemp",
 }
 
+_LOOKS = re.compile(
+    r"(is|has|can)[a-z_]*|isinstance|len|all|any|min|max|sum|zip|set|range|type|sorted|find|fits|startswith|[A-Z]\w*"
+)
+"""Names of calls that change nothing, in an assert."""
+
 Rule = Callable[[list[Module]], list[str]]
 
 
@@ -200,6 +206,18 @@ def banned_calls(modules: list[Module]) -> list[str]:
     return violations
 
 
+def asserts_that_do_something(modules: list[Module]) -> list[str]:
+    """Under ``python -O`` an assert is not run: what it calls may only look."""
+    violations = []
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Assert):
+                calls = [ast.unparse(each.func) for each in ast.walk(node.test) if isinstance(each, ast.Call)]
+                acting = [call for call in calls if not _LOOKS.fullmatch(call.rpartition(".")[2])]
+                violations += [f"{module.where(node.lineno)}: assert of {call}, which may act" for call in acting]
+    return violations
+
+
 def undocumented_modules(modules: list[Module]) -> list[str]:
     return [f"{m.path}: no docstring" for m in modules if m.source.strip() and not ast.get_docstring(m.tree)]
 
@@ -213,6 +231,7 @@ RULES: tuple[Rule, ...] = (
     heavy_starts,
     broken_size_budgets,
     banned_calls,
+    asserts_that_do_something,
     undocumented_modules,
 )
 
@@ -273,6 +292,8 @@ PLANTED: list[tuple[Rule, list[Module]]] = [
     (banned_calls, plant(core__a="import os\nos.system('ls')")),
     (banned_calls, plant(core__a="run('ls', shell=True)")),
     (banned_calls, plant(model__a="import torch\ntorch.load('x.bin')")),
+    (asserts_that_do_something, plant(core__a="assert matcher.accept(1)")),
+    (asserts_that_do_something, plant(core__a="assert (x := take()) is not None")),
     (undocumented_modules, plant(core__a="x = 1")),
 ]
 
@@ -298,6 +319,7 @@ ALLOWED: list[tuple[Rule, list[Module]]] = [
     (heavy_starts, plant(core__settings="def f():\n  import numpy")),
     (broken_size_budgets, plant(core__a=lines("x = 1", 400))),
     (broken_size_budgets, plant(core__a="class C:\n  def f(self, a, b, c, *, d, e, f): ...")),
+    (asserts_that_do_something, plant(core__a="assert isinstance(x, int) and len(x) > 0 and kv.fits(3)")),
     (banned_calls, plant(core__a="run('ls', shell=False)\nmodel.eval()\nsafe.load('x')")),
 ]
 
