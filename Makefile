@@ -47,8 +47,8 @@ test: $(VENV)/.installed-test ## run every test; ARGS go to pytest
 	$(BIN)/python -m pytest $(ARGS)
 
 modes: $(VENV)/.installed-test ## the tests without asserts (-O), then in development mode (-X dev); ROOMS chooses
-	$(BIN)/python -O -m pytest $(ROOMS) $(ARGS)
-	$(BIN)/python -X dev -m pytest $(ROOMS) $(ARGS)
+	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest $(ROOMS) $(ARGS)
+	PYTHONDEVMODE=1 $(BIN)/python -m pytest $(ROOMS) $(ARGS)
 
 simulations: $(VENV)/.installed-test ## ten thousand random loads, and as many lives of a server with faults; SEEDS=A:B
 	$(BIN)/python -m tests.sim.random_simulations $(SEEDS)

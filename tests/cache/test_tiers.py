@@ -7,6 +7,7 @@ import pytest
 from headrace.cache.radix_tree import pack_tokens
 from headrace.cache.tiers import MAX_FETCHED_BLOCKS, BlockKey, BlockTiers, block_key, namespace_key
 from headrace.core.step import BlockTransfer, TransferKind
+from tests.marks import needs_asserts
 
 OFFLOAD, RESTORE, SPILL, FETCH = TransferKind
 
@@ -159,6 +160,7 @@ def test_without_tiers_nothing_is_kept_and_nothing_copied():
     assert tiers.take_transfers() == ()
 
 
+@needs_asserts
 def test_a_disk_without_a_host_tier_is_no_use():
     with pytest.raises(AssertionError):
         BlockTiers(0, 4)

@@ -225,6 +225,14 @@ def test_a_request_is_ended_by_its_owner_or_the_operator_alone() -> None:
             engine.hold_at = 3
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_sec_15_no_link_in_a_web_page_clears_caches(server: RunningServer, method: str, site: str) -> None:
+    response = server.http.request(method, "/flush_cache", headers={"sec-fetch-site": site})
+    assert error_of(response, 403)["code"] == "forbidden"
+    assert server.http.request(method, "/flush_cache", headers={"sec-fetch-site": "none"}).status_code == 200
+
+
 def test_only_the_operator_clears_caches_and_ends_all_requests() -> None:
     routes = (("/flush_cache", {}), ("/abort_request", {"abort_all": True}))
     with running_server(api_key=("client",)) as server:

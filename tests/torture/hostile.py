@@ -88,6 +88,8 @@ def run_http(first: int, count: int) -> Table:
         if server.engine_pid() != engine:
             failures.append("the engine has died")
         after = _held(server)
+        if after[0] > before[0] or after[1] > before[1]:
+            failures.append("there are more threads or files than before")
     statuses = found.statuses + described.statuses
     return {
         "connections": found.num_connections,

@@ -50,12 +50,22 @@ def big_bodies(num_bytes: int) -> dict[str, tuple[str, dict[str, object]]]:
 
 def measure(server: ServedProcess, num_bytes: int) -> dict[str, float]:
     """The worst lag while each kind of request is sent some times, and while none is."""
+    while not _is_up(server):
+        time.sleep(0.05)
     figures = {"nothing": _worst_lag(server, lambda: time.sleep(3 * SETTLE_S))}
     with httpx.Client(base_url=server.root, timeout=PATIENCE_S) as http:
         for name, (path, body) in big_bodies(num_bytes).items():
             data = json.dumps(body).encode()
             figures[name] = _worst_lag(server, partial(_send, http, path, data))
     return figures
+
+
+def _is_up(server: ServedProcess) -> bool:
+    """Whether the loop is watched: until then, the signal that forgets would end the server."""
+    try:
+        return httpx.get(f"{server.root}/livez").status_code == 200
+    except httpx.ConnectError:
+        return False
 
 
 def _send(http: httpx.Client, path: str, data: bytes) -> None:

@@ -20,6 +20,8 @@ OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/ping", "/metrics", "/m
 ``/metrics`` is open as in vLLM; who must hide it puts the server behind a proxy."""
 
 _BEARER = b"bearer "
+_SAME_SITE = frozenset({b"same-origin", b"none"})
+"""Values of ``Sec-Fetch-Site`` for what no other site has brought about (W3C, Fetch Metadata Request Headers)."""
 
 
 class KeyRing:
@@ -66,7 +68,14 @@ class ApiKeyCheck:
 
 
 def check_operator(keys: KeyRing, operators: KeyRing, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Refuse all but the operator: who holds an admin key, or anybody where no keys are asked for at all."""
+    """Refuse all but the operator: who holds an admin key, or anybody where no keys are asked for at all.
+
+    Anybody, that is, but a web page: a link to this server in it costs its author nothing, and a browser that follows
+    it stands where the server trusts everyone.
+    """
+    headers = list(headers)
+    if not _SAME_SITE.issuperset(value for name, value in headers if name == b"sec-fetch-site"):
+        raise refusal(403, "this route is for the operator, not for a web page; call it from elsewhere", "forbidden")
     if operators.is_empty and keys.is_empty:
         return
     if operators.is_empty:

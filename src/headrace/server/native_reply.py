@@ -113,22 +113,26 @@ class NativeReply:
     ) -> dict[str, object]:
         """SGLang's lists: the first reported token of a prompt has no log-probability, whatever stands before it."""
         start = answer.logprob_start or 0
-        given = [entry for entry in written.prompt_logprobs if entry is not None]
         first = request.prompt_token_ids[start : start + 1]
+        given = [entry for entry in written.prompt_logprobs if entry is not None]
         made = () if answer.is_prompt_only else output.logprobs
+        unknown = [(None, token_id, self._text(answer, token_id)) for token_id in first]
         lists: dict[str, object] = {
-            "input_token_logprobs": [
-                *((None, token_id, self._text(answer, token_id)) for token_id in first),
-                *(self._entry(answer, entry.token_id, entry.logprob) for entry in given),
-            ],
-            "output_token_logprobs": [self._entry(answer, entry.token_id, entry.logprob) for entry in made],
+            "input_token_logprobs": [*unknown, *self._tokens_of(answer, given)],
+            "output_token_logprobs": self._tokens_of(answer, made),
         }
         if answer.num_top > 0:
-            lists["input_top_logprobs"] = [*([None] if first else []), *(self._top(answer, entry) for entry in given)]
-            lists["output_top_logprobs"] = [self._top(answer, entry) for entry in made]
+            lists["input_top_logprobs"] = [*(None for _ in first), *self._tops_of(answer, given)]
+            lists["output_top_logprobs"] = self._tops_of(answer, made)
         if answer.shows_named:  # of the place after the prompt too, though no token is wanted there
-            lists["output_token_ids_logprobs"] = [self._top(answer, entry) for entry in output.logprobs]
+            lists["output_token_ids_logprobs"] = self._tops_of(answer, output.logprobs)
         return lists
+
+    def _tokens_of(self, answer: NativeAnswer, entries: Sequence[TokenLogprobs]) -> list[TokenLogprob]:
+        return [self._entry(answer, entry.token_id, entry.logprob) for entry in entries]
+
+    def _tops_of(self, answer: NativeAnswer, entries: Sequence[TokenLogprobs]) -> list[list[TokenLogprob]]:
+        return [self._top(answer, entry) for entry in entries]
 
     def _top(self, answer: NativeAnswer, entry: TokenLogprobs) -> list[TokenLogprob]:
         return [self._entry(answer, token_id, logprob) for token_id, logprob in entry.top]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.request_limits import RequestLimits, check_limit
@@ -20,6 +20,8 @@ from headrace.server.protocol_completions import Prompt
 MAX_TEMPLATE_VALUE_CHARS = 256
 TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "reasoning_effort", "custom_instructions", "date_string"})
 """Template variables a client may set. Everything else a template reads comes from the server."""
+
+T = TypeVar("T")
 
 
 class TextTokenizer(Protocol):
@@ -88,13 +90,13 @@ class PromptReader:
         items = [prompt] if isinstance(prompt, str) else prompt
         if not items:
             raise InvalidRequest("prompt is an empty list; send at least one prompt or token id", "prompt")
-        if all(type(item) is int for item in items):
-            return [PromptTokens([item for item in items if isinstance(item, int)])]
+        if token_ids := _all_of(int, items):
+            return [PromptTokens(token_ids)]
         check_limit("prompt", "prompt has {} entries", len(items), "max_prompts", self._limits.max_prompts)
-        if all(isinstance(item, str) for item in items):
-            return [self._text(str(item), add_special_tokens, is_truncated) for item in items]
-        if all(isinstance(item, list) for item in items):
-            return [PromptTokens(item) for item in items if isinstance(item, list)]
+        if texts := _all_of(str, items):
+            return [self._text(text, add_special_tokens, is_truncated) for text in texts]
+        if rows := _all_of(list, items):
+            return [PromptTokens(row) for row in rows]
         raise InvalidRequest(
             "prompt mixes texts, token ids and lists; send only texts, only ids or only lists of ids", "prompt"
         )
@@ -131,6 +133,12 @@ class PromptReader:
                 f"{self._max_text_bytes}; shorten it",
                 param,
             )
+
+
+def _all_of(kind: type[T], items: Sequence[object]) -> list[T]:
+    """The items if all are of that very type (``True`` is no token id), else none."""
+    found = [item for item in items if isinstance(item, kind) and type(item) is kind]
+    return found if len(found) == len(items) else []
 
 
 def truncated(token_ids: list[int], truncate_to: int | None, num_free_tokens: int) -> list[int]:
