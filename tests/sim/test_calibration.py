@@ -72,6 +72,7 @@ def test_measuring_a_machine_finds_what_it_is_made_of() -> None:
     for start, count in ((0, 5), (0, 64), (100, 64), (0, 30)):
         features = StepFeatures(0, 0, count, chunk_pairs(start, count))
         assert found.step_s(features, 0) == pytest.approx(known.step_s(features, 0), rel=0.03)
+    assert calibration.profile("paper").request_s == pytest.approx(0.0, abs=1e-9)
     mixed = StepFeatures(4, 800, 40, chunk_pairs(64, 40))
     assert found.step_s(mixed, 5) == pytest.approx(known.step_s(mixed, 5), rel=0.03)
 

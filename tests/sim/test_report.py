@@ -27,7 +27,9 @@ def offer(index: int, arrival_s: float, num_output: int, ttft_s: float = math.in
     return OfferedRequest(index, arrival_s, 0, "c", ServiceLevel(ttft_s=ttft_s, tpot_s=1.5), trace)
 
 
-def simulate(requests: list[OfferedRequest], max_num_seqs: int = 1, max_model_len: int = 40) -> SimulationReport:
+def simulate(
+    requests: list[OfferedRequest], max_num_seqs: int = 1, max_model_len: int = 40, request_s: float = 0.0
+) -> SimulationReport:
     replica = Replica(
         policy="fcfs",
         step_time=LinearStepTime(SECOND_PER_STEP),
@@ -35,6 +37,7 @@ def simulate(requests: list[OfferedRequest], max_num_seqs: int = 1, max_model_le
         num_blocks=20,
         block_size=4,
         limits=BatchLimits(max_num_seqs, 64, max_model_len),
+        request_s=request_s,
     )
     simulator = Simulator(requests, replica)
     simulator.run()
@@ -51,6 +54,11 @@ def test_two_requests_one_after_the_other_in_steps_of_a_second() -> None:
     assert (report.simulated_s, report.num_steps, report.busy) == (5.0, 5, 1.0)
     assert [tenant.name for tenant in report.tenants] == ["a", "b"]
     assert report.jain_index == 1.0
+
+
+def test_taking_a_request_in_takes_its_time_before_the_step_that_computes_it() -> None:
+    report = simulate([offer(0, 0.0, 3), offer(1, 0.0, 2)], max_num_seqs=2, request_s=0.25)
+    assert report.total.ttft_s.mean == pytest.approx(1.5)
 
 
 def test_an_idle_hour_is_not_busy_and_what_is_too_long_is_missed_and_not_admitted() -> None:

@@ -25,11 +25,16 @@ NUM_ROUNDS = 4
 NUM_DECODE_STEPS = 12
 SHORT_PROMPT = 16
 NUM_LONG_DECODES = 4
+NUM_PAIRS = 3
+NUM_SHORT_REQUESTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What is measured of an engine: powers of two up to its limits."""
+    """What is measured of an engine: powers of two up to its limits, and chunks of a prompt that fills several steps.
+
+    Where no prompt does, ``num_chunks`` is 0: then no step computes a prompt's tokens without sampling.
+    """
 
     prompts: list[int]
     batches: list[int]
@@ -42,7 +47,8 @@ class _Sizes:
         longest = min(info.max_model_len - NUM_DECODE_STEPS - 8, info.num_kv_tokens // (2 * NUM_LONG_DECODES))
         chunk = min(info.max_num_batched_tokens, longest // 2)
         batch = min(info.max_num_seqs, info.num_kv_tokens // (2 * (SHORT_PROMPT + NUM_DECODE_STEPS + info.block_size)))
-        return cls(_powers(2, chunk), _powers(1, batch), chunk, min(longest // chunk, 4))
+        num_chunks = min(longest // chunk, 4) if chunk == info.max_num_batched_tokens else 0
+        return cls(_powers(2, chunk), _powers(1, batch), chunk, num_chunks)
 
 
 @dataclass
@@ -52,6 +58,8 @@ class _Times:
     prompts: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     batches: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     chunks: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    sampling: list[float] = field(default_factory=list)
+    requests: list[float] = field(default_factory=list)
     long_batch: list[float] = field(default_factory=list)
 
 
@@ -75,16 +83,15 @@ class Calibration:
         """Measure everything once more; ``NUM_ROUNDS`` are enough on a machine with nothing else to do."""
         sizes, times = self._sizes, self._times
         for length in sizes.prompts:
-            self._submit(length, 2)
-            times.prompts[length].append(self._timed_step())
-            self._engine.step()  # the end of a request, with what an idle engine does, is not part of a step
+            times.prompts[length].append(self._prompt_time(length))
+        times.requests += [self._request_time() for _ in range(NUM_SHORT_REQUESTS)]
         for batch in sizes.batches:
             times.batches[batch] += self._decode_times(batch, SHORT_PROMPT)
         times.long_batch += self._decode_times(self._num_long, self._long_prompt)
-        self._submit(sizes.chunk * sizes.num_chunks + 8, 1)
-        for number in range(sizes.num_chunks):
-            times.chunks[number].append(self._timed_step())
-        self._engine.step()
+        if sizes.num_chunks > 0:
+            times.sampling += [self._prompt_time(sizes.chunk) - self._chunk_times(1)[0] for _ in range(NUM_PAIRS)]
+            for number, seconds in enumerate(self._chunk_times(sizes.num_chunks)):
+                times.chunks[number].append(seconds)
 
     def profile(self, machine: str) -> CpuProfile:
         """What the rounds so far amount to."""
@@ -101,6 +108,7 @@ class Calibration:
             samples=samples,
             context_s=context_s,
             pair_s=pair_s,
+            request_s=max(_typical(self._times.requests), 0.0),
         )
 
     @property
@@ -109,7 +117,29 @@ class Calibration:
 
     @property
     def _long_prompt(self) -> int:
-        return self._sizes.chunk * self._sizes.num_chunks
+        return self._sizes.chunk * max(self._sizes.num_chunks, 1)
+
+    def _prompt_time(self, length: int) -> float:
+        """A step that computes a whole prompt and samples."""
+        self._submit(length, 2)
+        seconds = self._timed_step()
+        self._engine.step()  # the end of a request, with what an idle engine does, is not part of a step
+        return seconds
+
+    def _request_time(self) -> float:
+        """What a request takes besides the one step that computes it: the difference to that step alone."""
+        started = self._clock.now()
+        self._submit(SHORT_PROMPT, 1)
+        self._engine.step()
+        whole_s = self._clock.now() - started
+        return whole_s - self._prompt_time(SHORT_PROMPT)
+
+    def _chunk_times(self, count: int) -> list[float]:
+        """Steps that each compute a chunk of one prompt and sample nothing."""
+        self._submit(self._sizes.chunk * count + 8, 1)
+        times = [self._timed_step() for _ in range(count)]
+        self._engine.step()
+        return times
 
     def _decode_times(self, batch: int, num_prompt_tokens: int) -> list[float]:
         """Steps in which ``batch`` sequences decode, after prompts of so many tokens."""
@@ -154,11 +184,12 @@ def _solve(sizes: _Sizes, times: _Times) -> tuple[Curve, Curve, float, float]:
     pair_s = max(chunk_s[last] - chunk_s[0], 0.0) / pairs if last > 0 else 0.0
 
     num_long = min(NUM_LONG_DECODES, sizes.batches[-1])
-    extra_context = num_long * (sizes.chunk * sizes.num_chunks - SHORT_PROMPT)
+    extra_context = num_long * (sizes.chunk * max(sizes.num_chunks, 1) - SHORT_PROMPT)
     context_s = max(_typical(times.long_batch) - batch_s[num_long], 0.0) / max(extra_context, 1)
 
-    # the largest prompt, computed in one step that samples, against a chunk as long that does not
-    sample_s = max(prompt_s[sizes.prompts[-1]] - chunk_s[0], 0.0) if sizes.prompts[-1] == sizes.chunk else 0.0
+    # a small difference of large numbers, so of neighbours in time; and never more than the shortest step there is
+    sample_s = statistics.median(times.sampling) if times.sampling else 0.0
+    sample_s = min(max(sample_s, 0.0), batch_s[1], *prompt_s.values())
     short_context = SHORT_PROMPT + NUM_DECODE_STEPS // 2
     tokens = {1: batch_s[1] - sample_s - context_s * short_context}
     for length, seconds in prompt_s.items():

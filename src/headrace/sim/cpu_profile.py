@@ -46,7 +46,7 @@ class CpuProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     ``tokens`` is a step that computes so many prompt tokens and samples none, ``samples`` what sampling so many
     adds. ``context_s`` is added for each earlier token that a decode attends to, ``pair_s`` for each such pair in a
-    longer chunk.
+    longer chunk. ``request_s`` is what the engine spends on a request besides its steps: taking it in and ending it.
     """
 
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
@@ -60,6 +60,7 @@ class CpuProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     samples: Curve
     context_s: _Seconds
     pair_s: _Seconds
+    request_s: _Seconds = 0.0
 
 
 class ProfiledStepTime:

@@ -42,13 +42,17 @@ class PolicyChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What serves: how long its steps take, what its KV cache holds, and the limits it is run with."""
+    """What serves: how long its steps take, what its KV cache holds, and the limits it is run with.
+
+    ``request_s`` is what its engine spends on a request besides the steps.
+    """
 
     step_time: StepTime
     num_kv_tokens: int
     max_model_len: int
     max_num_seqs: int = 1024
     max_num_batched_tokens: int | None = None
+    request_s: float = 0.0
 
     def limited(self, num_kv_tokens: int | None, max_model_len: int | None, max_num_seqs: int | None) -> Hardware:
         """The same with other limits where they are given. Raises ``ConfigError`` for a cache without a block."""
@@ -97,6 +101,7 @@ class Scenario:
             num_blocks=hardware.num_blocks,
             block_size=BLOCK_SIZE,
             limits=BatchLimits(min(hardware.max_num_seqs, most), most, longest),
+            request_s=hardware.request_s,
             enable_prefix_caching=self.enable_prefix_caching,
         )
 
@@ -125,6 +130,7 @@ def parse_hardware(model: str | None, device: str) -> Hardware:
             raise ConfigError(f"{device} was measured with {profile.model}; leave --model out", "model")
         return Hardware(
             step_time=ProfiledStepTime(profile),
+            request_s=profile.request_s,
             num_kv_tokens=profile.num_kv_tokens,
             max_model_len=profile.max_model_len,
             max_num_seqs=profile.max_num_seqs,

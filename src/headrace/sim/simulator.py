@@ -39,6 +39,7 @@ class Replica:
     """One engine as it is simulated: its policy, how long its steps take, and its limits.
 
     ``known_costs`` are what the policy believes of step times when it starts; it goes on learning from the steps.
+    ``request_s`` is what the engine spends on a request besides its steps, all of it when it is taken in.
     ``block_transfer_s`` is how long copying one block between the pool and the tiers below it holds a step up.
     """
 
@@ -52,6 +53,7 @@ class Replica:
     num_host_blocks: int = 0
     num_disk_blocks: int = 0
     block_transfer_s: float = 0.0
+    request_s: float = 0.0
 
 
 class _NoText:
@@ -79,6 +81,7 @@ class Simulator:
     ) -> None:
         self._requests = requests
         self._max_model_len = replica.limits.max_model_len
+        self._request_s = replica.request_s
         self._may_skip = replica.policy not in STEPWISE_POLICIES
         self.clock = VirtualClock()
         tiers = BlockTiers(replica.num_host_blocks, replica.num_disk_blocks)
@@ -147,6 +150,7 @@ class Simulator:
         try:
             self.engine.submit(record.offered.request())
             record.is_admitted = True
+            self.clock.advance(self._request_s)
         except Overloaded:
             record.end(Outcome.REJECTED)
 
