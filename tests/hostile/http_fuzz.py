@@ -87,9 +87,35 @@ def _check(seed: int, answer: bytes, report: FuzzReport) -> None:
 def _check_one(status: int, head: bytes, body: bytes) -> None:
     assert status < 500 or status in _MAY_FAIL, f"status {status}"
     assert not _LEAK.search(body if status >= 400 else b""), "the error text leaks"
+    if b"text/event-stream" in head and body:
+        _check_stream(body)
     if status >= 400 and body:
         assert b"content-type: application/json" in head.lower(), "an error that is no JSON"
         assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+def _check_stream(body: bytes) -> None:
+    """Events of JSON, and at the end of those that have one the word for it, or why there is none."""
+    text, is_whole = _unchunked(body)
+    events = text.decode().split("\n\n")[:-1]
+    data = [line.removeprefix("data: ") for event in events for line in event.split("\n") if line.startswith("data: ")]
+    assert all(line.startswith(("data: ", "event: ", ":")) for event in events for line in event.split("\n"))
+    told = [json.loads(line) for line in data if line != "[DONE]"]
+    assert data.count("[DONE]") <= 1
+    if is_whole:
+        assert data[-1] == "[DONE]" or "error" in told[-1], "a stream that just stops"
+
+
+def _unchunked(body: bytes) -> tuple[bytes, bool]:
+    """What a chunked body holds, and whether its last chunk has come (RFC 9112, section 7.1)."""
+    parts = []
+    while body:
+        size, _, rest = body.partition(b"\r\n")
+        if int(size, 16) == 0:
+            return b"".join(parts), True
+        parts.append(rest[: int(size, 16)])
+        body = rest[int(size, 16) + 2 :]
+    return b"".join(parts), False
 
 
 def _responses(answer: bytes) -> list[tuple[int, bytes, bytes]]:
