@@ -30,6 +30,7 @@ TORTURES: Final = {
     "http": Torture("hostile", "200,000 hostile connections", ("http",)),
     "lag": Torture("loop_lag", "how long the event loop stands still while a megabyte comes in"),
     "recovery": Torture("recovery", "how long a server is away when its engine is killed"),
+    "slow": Torture("slow_clients", "500 clients that send a byte of their headers a second"),
     "soak": Torture("soak", "ten minutes of mixed load, then silence"),
     "sources": Torture("hostile", "20,000 broken schemas, patterns and grammars", ("sources",)),
 }
