@@ -18,6 +18,7 @@ from headrace.core.config import EngineConfig, ServeConfig
 from headrace.core.errors import EngineDead
 from headrace.core.request import FinishReason
 from headrace.engine.child import EngineChild
+from headrace.engine.frame_socket import frame
 from headrace.engine.messages import (
     Abort,
     Failed,
@@ -33,7 +34,6 @@ from headrace.engine.messages import (
     Shutdown,
     Submit,
 )
-from headrace.engine.transport import frame
 from tests.engine.conditions import cpu_seconds, eventually, eventually_sync, is_running
 from tests.engine.fake_child import FAKE_CHILD
 from tests.fakes_engine import INFO, OVERLOAD, STEP_BUG, STEP_HANG, expected_text, make_request

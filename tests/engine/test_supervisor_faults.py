@@ -281,7 +281,7 @@ RUBBISH_CHILD = """
 import json, random, socket, sys, time
 sys.path.insert(0, {root!r})
 from headrace.engine.messages import Hello, Ready, encode
-from headrace.engine.transport import frame
+from headrace.engine.frame_socket import frame
 from tests.fakes_engine import INFO
 start = json.loads(sys.stdin.readline())
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -320,7 +320,7 @@ IMPOSTOR = """
 import json, socket, sys, threading
 sys.path.insert(0, {root!r})
 from headrace.engine.messages import Hello, encode
-from headrace.engine.transport import frame
+from headrace.engine.frame_socket import frame
 start = json.loads(sys.stdin.readline())
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 connection.connect(start["socket_path"])

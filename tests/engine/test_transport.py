@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import ConfigError
+from headrace.engine.frame_socket import MAX_FRAME_BYTES, FrameError, FrameSocket, frame
 from headrace.engine.messages import Hello, encode
-from headrace.engine.transport import MAX_FRAME_BYTES, FrameError, FrameSocket, Rendezvous, frame, read_frame
+from headrace.engine.transport import Rendezvous, read_frame
 from tests.engine.conditions import PATIENCE_S
 
 

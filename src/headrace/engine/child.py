@@ -19,6 +19,7 @@ import msgspec
 
 from headrace.core.config import EngineConfig
 from headrace.core.errors import EngineDead, InvalidRequest
+from headrace.engine.frame_socket import FrameError, frame
 from headrace.engine.messages import (
     ChildStart,
     FromEngine,
@@ -28,7 +29,7 @@ from headrace.engine.messages import (
     decode_from_engine,
     encode,
 )
-from headrace.engine.transport import FrameError, Rendezvous, frame, read_frame
+from headrace.engine.transport import Rendezvous, read_frame
 
 logger = logging.getLogger(__name__)
 

@@ -29,6 +29,7 @@ from headrace.core.errors import EngineDead, InvalidRequest, Overloaded
 from headrace.core.progress import Progress, ProgressUnit
 from headrace.core.request import RequestOutput
 from headrace.core.timeline import SequenceTimeline
+from headrace.engine.frame_socket import FrameError, FrameSocket
 from headrace.engine.heap import settle_heap
 from headrace.engine.loop import DrivenEngine, EngineLoop
 from headrace.engine.messages import (
@@ -58,7 +59,6 @@ from headrace.engine.messages import (
     encode,
 )
 from headrace.engine.parent_death import is_child_of, request_death_with_parent
-from headrace.engine.transport import FrameError, FrameSocket
 
 logger = logging.getLogger(__name__)
 

@@ -1,10 +1,7 @@
-"""Length-prefixed frames over a unix socket, and the private place where parent and child meet.
+"""The parent's end of the socket to its child, and the private place where the two meet.
 
-Owns framing, its size limit, the socket's file permissions and the token check. It does not know what a
-frame means beyond the first one (``Hello``).
-
-A frame is a 4-byte big-endian length followed by that many bytes. The length is checked before anything is
-read, and memory is taken only as bytes arrive.
+Owns the socket's file permissions and the token check. It does not know what a frame means beyond the first one
+(``Hello``).
 """
 
 from __future__ import annotations
@@ -15,91 +12,35 @@ import logging
 import os
 import secrets
 import shutil
-import socket
 import stat
 import tempfile
 from pathlib import Path
 
 from headrace.core.errors import ConfigError
+from headrace.engine.frame_socket import MAX_FRAME_BYTES, PREFIX_BYTES, FrameError, check_length
 from headrace.engine.messages import Hello, MalformedMessage, decode_from_engine
 
 logger = logging.getLogger(__name__)
 
-MAX_FRAME_BYTES = 256 << 20
-"""Far above any real step: prompt log-probabilities of 100k positions with 20 alternatives are 32 MiB."""
-
 MAX_HELLO_BYTES = 1024
 HELLO_TIMEOUT_S = 10.0
 MAX_UNKNOWN_CONNECTIONS = 16
-_PREFIX_BYTES = 4
 _MAX_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less the terminating zero
-
-
-class FrameError(Exception):
-    """The byte stream is not a sequence of frames within the limit."""
-
-
-def frame(body: bytes) -> bytes:
-    """``body`` with its length in front. Raises ``FrameError`` above ``MAX_FRAME_BYTES``."""
-    _check_length(len(body), MAX_FRAME_BYTES)
-    return len(body).to_bytes(_PREFIX_BYTES, "big") + body
 
 
 async def read_frame(reader: asyncio.StreamReader, max_bytes: int = MAX_FRAME_BYTES) -> bytes | None:
     """The next frame's body, or ``None`` at the end of the stream. Raises ``FrameError``."""
     try:
-        prefix = await reader.readexactly(_PREFIX_BYTES)
+        prefix = await reader.readexactly(PREFIX_BYTES)
         length = int.from_bytes(prefix, "big")
-        _check_length(length, max_bytes)
+        check_length(length, max_bytes)
         return await reader.readexactly(length)
     except asyncio.IncompleteReadError as error:
-        if error.partial or error.expected != _PREFIX_BYTES:
+        if error.partial or error.expected != PREFIX_BYTES:
             raise FrameError("the stream ended inside a frame") from None
         return None
     except ConnectionError:
         return None
-
-
-def _check_length(length: int, limit: int) -> None:
-    if length > limit:
-        raise FrameError(f"a frame of {length} bytes exceeds the limit of {limit}")
-
-
-class FrameSocket:
-    """The child's blocking end: one thread may receive while another sends."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        self._stream = connection.makefile("rb", buffering=1 << 16)
-
-    @classmethod
-    def connect(cls, path: str) -> FrameSocket:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.connect(path)
-        return cls(connection)
-
-    def send(self, bodies: list[bytes]) -> None:
-        """Send frames in one write; blocks while the other side does not read. Raises ``OSError``."""
-        self._socket.sendall(b"".join(map(frame, bodies)))
-
-    def receive(self) -> bytes | None:
-        """The next frame's body, or ``None`` when the other side is gone. Raises ``FrameError``."""
-        try:
-            prefix = self._stream.read(_PREFIX_BYTES)
-            if not prefix:
-                return None
-            length = int.from_bytes(prefix, "big")
-            _check_length(length, MAX_FRAME_BYTES)
-            body: bytes = self._stream.read(length)
-        except ConnectionError:
-            return None
-        if len(prefix) < _PREFIX_BYTES or len(body) < length:
-            raise FrameError("the stream ended inside a frame")
-        return body
-
-    def close(self) -> None:
-        self._stream.close()
-        self._socket.close()
 
 
 class Rendezvous:
