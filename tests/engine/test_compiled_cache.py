@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.core.compiled_files import MANIFEST_FILE, is_compiled
+from headrace.core.compiled_files import MANIFEST_FILE, TOKENS_FILE, is_compiled
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError
 from headrace.core.progress import NullProgress
@@ -121,6 +121,15 @@ def test_compiled_folders_and_missing_models_have_no_folder_of_their_own(model: 
     assert CompiledCache(None).keep(model, "auto", pytest.fail) is None
 
 
+def answer(model: Path, **settings: object) -> list[int]:
+    """Start an engine, wait until it has kept what it packed, and ask it."""
+    with LLM(str(model), progress=NullProgress(), threads=1, kv_cache_bytes="1MiB", **settings) as llm:
+        for thread in threading.enumerate():
+            if thread.name == compiled_cache.THREAD_NAME:
+                thread.join(60)
+        return llm.generate(["the cat"], GREEDY)[0].outputs[0].token_ids
+
+
 def test_the_engine_answers_the_same_from_its_kept_folder(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,15 +139,19 @@ def test_the_engine_answers_the_same_from_its_kept_folder(
     open_model = factory.open_model
     monkeypatch.setattr(factory, "open_model", lambda path: paths.append(path) or open_model(path))
 
-    def answer(**settings: object) -> list[int]:
-        with LLM(str(model), progress=NullProgress(), threads=1, kv_cache_bytes="1MiB", **settings) as llm:
-            for thread in threading.enumerate():
-                if thread.name == compiled_cache.THREAD_NAME:
-                    thread.join(60)
-            return llm.generate(["the cat"], GREEDY)[0].outputs[0].token_ids
-
-    assert answer() == answer() == answer(compile_cache=False)
+    assert answer(model) == answer(model) == answer(model, compile_cache=False)
     assert [path.parent == tmp_path / "compiled" for path in paths] == [False, True, False]
+
+
+def test_another_tokenizers_tokens_are_not_kept_as_the_models(
+    model: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(factory, "LEAST_BYTES", 0)
+    answer(model, tokenizer=str(write_tiny_gguf(tmp_path / "other")))
+    (folder,) = folders(root)
+    assert is_compiled(folder)
+    assert not (folder / TOKENS_FILE).exists()
 
 
 def test_the_torch_backend_keeps_nothing() -> None:

@@ -8,10 +8,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.checkpoint.open import open_checkpoint
-from headrace.core.compiled_files import TOKENIZER_FILE, is_compiled
+from headrace.core.compiled_files import TOKENIZER_FILE, TOKENS_FILE, is_compiled
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError
 from headrace.core.progress import NullProgress
@@ -19,7 +20,9 @@ from headrace.core.sampling import SamplingParams
 from headrace.engine import compiled_folder, compiler
 from headrace.engine.compiler import CompileJob, compile_model
 from headrace.engine.factory import build_engine
-from headrace.engine.tokenizer import load_tokenizer, read_spec
+from headrace.engine.stored_tokens import StoredTokens, load_tokens
+from headrace.engine.token_table import TokenTable
+from headrace.engine.tokenizer import Tokenizer, load_tokenizer, read_spec
 from headrace.llm.offline import LLM
 from headrace.native.compiled import open_compiled
 from tests.tiny_gguf import write_tiny_gguf
@@ -195,3 +198,49 @@ def test_a_damaged_tokenizer_of_a_compiled_model_is_named(damage: bytes, folder_
 def test_every_fact_of_a_tokenizer_is_kept(source: Path, tmp_path: Path) -> None:
     compile_model(job(source, tmp_path / "out", checks_accuracy=False, tuning_budget_s=0.0), NullProgress())
     assert read_spec(tmp_path / "out") == read_spec(source)
+
+
+def test_the_tokens_of_a_compiled_model_are_those_of_its_tokenizer(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    compile_model(job(source, output, checks_accuracy=False, tuning_budget_s=0.0), NullProgress())
+    tokens, tokenizer = load_tokens(output), load_tokenizer(source)
+    assert isinstance(tokens, StoredTokens)
+    ids = range(-1, tokenizer.vocab_size + 2)
+    assert [tokens.shown_bytes(i) for i in ids] == [tokenizer.shown_bytes(i) for i in ids]
+    assert tokens.special_token_ids == tokenizer.special_token_ids
+    assert tokens.eos_token_ids == tokenizer.eos_token_ids
+    assert tokens.encode_text("the cat <|im_end|>") == tokenizer.encode_text("the cat <|im_end|>")
+    for skips in (True, False):
+        ours, theirs = tokens.detokenizer(skips), tokenizer.detokenizer(skips)
+        assert [ours.push(i) for i in range(tokenizer.vocab_size)] == [
+            theirs.push(i) for i in range(tokenizer.vocab_size)
+        ]
+
+
+def test_an_engine_takes_another_tokenizer_than_the_compiled_one_where_it_is_told_to(
+    folder_model: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    compile_model(job(folder_model, output, checks_accuracy=False, tuning_budget_s=0.0), NullProgress())
+    assert isinstance(load_tokens(output, str(folder_model)), Tokenizer)
+
+
+def test_a_compiled_model_without_a_table_of_tokens_is_read_with_its_tokenizer(
+    folder_model: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    compile_model(job(folder_model, output, checks_accuracy=False, tuning_budget_s=0.0), NullProgress())
+    (output / TOKENS_FILE).unlink()
+    assert isinstance(load_tokens(output), Tokenizer)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"\xc1", b"\x80", msgspec.msgpack.encode(TokenTable([b"a"], [1], [])), msgspec.msgpack.encode({"json": 1})],
+)
+def test_a_damaged_table_of_tokens_is_named(damage: bytes, folder_model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    compile_model(job(folder_model, output, checks_accuracy=False, tuning_budget_s=0.0), NullProgress())
+    (output / TOKENS_FILE).write_bytes(damage)
+    with pytest.raises(ConfigError, match=TOKENS_FILE):
+        load_tokens(output)

@@ -18,6 +18,8 @@ from headrace.core.errors import ConfigError
 from headrace.core.model_config import ModelConfig
 from headrace.core.progress import Progress
 from headrace.core.units import format_bytes
+from headrace.engine.stored_tokens import read_tokens, write_tokens
+from headrace.engine.token_table import TokenTable
 from headrace.engine.tokenizer import read_spec
 from headrace.engine.tokenizer_spec import TokenizerSpec, write_spec_file
 from headrace.native.accuracy import Accuracy
@@ -46,6 +48,7 @@ class Compilation:
     dtype: str
     checkpoint: Checkpoint
     spec: TokenizerSpec
+    tokens: TokenTable | None
     packed: PackedModel
     program: NativeProgram
     tuning: TuningTable
@@ -57,8 +60,11 @@ def write_compiled(output: Path, compilation: Compilation, progress: Progress) -
     files = _source_files(compilation.checkpoint, progress)
     with _staged(output, compilation.packed.num_bytes) as folder:
         write_spec_file(folder / TOKENIZER_FILE, compilation.spec)
+        if compilation.tokens is not None:
+            write_tokens(folder, compilation.tokens)
         manifest = _write_weights(folder, compilation, files, progress)
-        read_spec(folder)  # what cannot be read back is not published
+        read_spec(folder)
+        read_tokens(folder)  # what cannot be read back is not published
         open_compiled(folder)
     return manifest
 

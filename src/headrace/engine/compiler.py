@@ -61,9 +61,12 @@ def compile_model(job: CompileJob, progress: Progress) -> Manifest:
         packed = pack_model(checkpoint, model, weight_choice(job.dtype), job.threads, report)
     tuning = _tuning(job, packed, progress)
     program = NativeProgram.build(model, packed.matrices, packed.vectors, tuning=tuning)
-    token_ids = Tokenizer(spec).encode(calibration_text())[: model.max_position]
+    tokenizer = Tokenizer(spec)
+    token_ids = tokenizer.encode(calibration_text())[: model.max_position]
     accuracy = _accuracy(job, checkpoint, program, packed, token_ids, progress) if job.checks_accuracy else None
-    compilation = Compilation(job.model, job.dtype, checkpoint, spec, packed, program, tuning, accuracy)
+    compilation = Compilation(
+        job.model, job.dtype, checkpoint, spec, tokenizer.table, packed, program, tuning, accuracy
+    )
     return write_compiled(job.output, compilation, progress)
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.cache.kv_cache import KVCacheManager
 from headrace.cache.tiers import BlockTiers
@@ -30,7 +31,6 @@ from headrace.core.progress import Progress
 from headrace.core.sampling import SamplingParams
 from headrace.core.step import Executor
 from headrace.engine.compiled_cache import LEAST_BYTES, Unhurried, compiled_cache
-from headrace.engine.compiled_folder import Compilation, write_compiled
 from headrace.engine.constraints import GrammarSource
 from headrace.engine.engine import Engine
 from headrace.engine.grammars import TokenizerGrammars
@@ -40,8 +40,8 @@ from headrace.engine.memory_pressure import MemoryWatch
 from headrace.engine.memory_tiers import TierSizes, resolve_tiers, with_tiers
 from headrace.engine.step_profile import StepCostFile, StepProfile
 from headrace.engine.stop_matcher import StopStrings
+from headrace.engine.stored_tokens import StoredTokens, load_tokens
 from headrace.engine.text_stream import TextStream
-from headrace.engine.tokenizer import Tokenizer, load_tokenizer, read_spec
 from headrace.executor.kv_format import kv_format, kv_token_bytes
 from headrace.executor.machine_memory import MachineMemory, available_memory_bytes
 from headrace.executor.tiered_executor import BlockMemory
@@ -56,21 +56,24 @@ from headrace.scheduler.build import BatchLimits, build_scheduler
 from headrace.scheduler.cost_model import StepCostModel
 from headrace.scheduler.policy import SchedulerListener
 
+if TYPE_CHECKING:
+    from headrace.engine.tokenizer import Tokenizer
+
 logger = logging.getLogger(__name__)
 
 
 class TokenizerTexts:
-    """Makes the text side of sequences from a tokenizer, their grammars included."""
+    """Makes the text side of sequences from a model's tokens, their grammars included."""
 
-    def __init__(self, tokenizer: Tokenizer, grammars: GrammarSource) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokens: Tokenizer | StoredTokens, grammars: GrammarSource) -> None:
+        self._tokens = tokens
         self.grammars = grammars
 
     def text_streams(self, sampling: SamplingParams) -> list[TextStream]:
         stops = StopStrings(sampling.stop)  # compiled once for all sequences of the request
         return [
             TextStream(
-                self._tokenizer.detokenizer(sampling.skip_special_tokens),
+                self._tokens.detokenizer(sampling.skip_special_tokens),
                 stops,
                 sampling.include_stop_str_in_output,
                 sampling.min_tokens,
@@ -100,10 +103,11 @@ def build_engine(config: EngineConfig, progress: Progress, listeners: Sequence[S
         model = found.model
         wanted_len(config, model)  # one the model cannot have is refused before the weights are loaded
         check_fits(plan_memory(config, found.source, model, available_memory_bytes()))
-    with ThreadPoolExecutor(1, "tokenizer") as beside:
-        loading = beside.submit(_load_tokenizer, path, config, stages)
+    with ThreadPoolExecutor(1, "tokens") as beside:
+        loading = beside.submit(_load_tokens, path, config, stages)
         backend = _BACKENDS[config.backend](config, found, progress, stages)
-        tokenizer = loading.result()
+        tokens = loading.result()
+    backend.keep(tokens)
     limits = backend.limits
     if limits.is_shortened:
         logger.warning(
@@ -120,16 +124,16 @@ def build_engine(config: EngineConfig, progress: Progress, listeners: Sequence[S
     costs = StepCostModel(costs_file.load())
     scheduler = build_scheduler(config.scheduling_policy, kv, batch, costs, listeners)
     scheduler.meters.transfers.assume(sizes.block_bytes)
-    info = _info(config, model, backend, sizes, tokenizer, stages.times_s)
+    info = _info(config, model, backend, sizes, tokens, stages.times_s)
     grammars = TokenizerGrammars(
-        tokenizer,
+        tokens,
         model.vocab_size,
         info.eos_token_ids,
         _mask_threads(config),
         config.max_forced_tokens,
         _grammar_limits(config),
     )
-    engine = Engine(scheduler, kv, executor, TokenizerTexts(tokenizer, grammars), WallClock(), info)
+    engine = Engine(scheduler, kv, executor, TokenizerTexts(tokens, grammars), WallClock(), info)
     if config.enable_timelines:
         engine.record_timelines()
     engine.idle = StepProfile(executor, kv, costs, batch, costs_file)
@@ -157,14 +161,14 @@ def open_model(path: Path) -> FoundModel:
     return FoundModel(path, checkpoint, parse_model_config(checkpoint))
 
 
-def _load_tokenizer(path: Path, config: EngineConfig, stages: _Stages) -> Tokenizer:
-    with stages.timed("tokenizer"):
-        return compiled_cache(config).opened(path, config.dtype, lambda found: load_tokenizer(found, config.tokenizer))
+def _load_tokens(path: Path, config: EngineConfig, stages: _Stages) -> Tokenizer | StoredTokens:
+    with stages.timed("tokens"):
+        return compiled_cache(config).opened(path, config.dtype, lambda found: load_tokens(found, config.tokenizer))
 
 
 @dataclass(frozen=True, slots=True)
 class _Backend:
-    """An executor with what there is to say about it."""
+    """An executor with what there is to say about it; ``keep`` lets the next start find what this one has made."""
 
     name: str
     executor: Executor
@@ -174,6 +178,7 @@ class _Backend:
     kv_cache_dtype: str
     weight_bytes: int
     kernels: str = ""
+    keep: Callable[[Tokenizer | StoredTokens], None] = lambda _tokens: None
 
 
 def _step_identity(config: EngineConfig, model: ModelConfig, backend: _Backend) -> tuple[str, ...]:
@@ -214,7 +219,6 @@ def _build_native(config: EngineConfig, found: FoundModel, progress: Progress, s
     with stages.timed("tuning"):
         tuning = choose_tuning(weights, this_host(), threads, cache_folder())
     program = build_program(model, weights, tuning)
-    _keep_compiled(config, found, weights.packed, program, tuning)
     cache = kv_format(config.kv_cache_dtype, weights.choice)
     limits = resolve_limits(config, model, kv_token_bytes(model, cache), available_memory_bytes())
     executor = NativeExecutor(program, runtime_sizes(config, limits.num_blocks, limits.max_model_len, threads), cache)
@@ -229,11 +233,17 @@ def _build_native(config: EngineConfig, found: FoundModel, progress: Progress, s
         kv_cache_dtype=cache.label,
         weight_bytes=weights.packed.num_bytes,
         kernels=program.kernels,
+        keep=lambda tokens: _keep_compiled(config, found, tokens, weights.packed, program, tuning),
     )
 
 
 def _keep_compiled(
-    config: EngineConfig, found: FoundModel, packed: PackedModel, program: NativeProgram, tuning: TuningTable
+    config: EngineConfig,
+    found: FoundModel,
+    tokens: Tokenizer | StoredTokens,
+    packed: PackedModel,
+    program: NativeProgram,
+    tuning: TuningTable,
 ) -> None:
     """Let the next start map what this one has packed, unless packing is as fast."""
     checkpoint = found.source
@@ -241,8 +251,12 @@ def _keep_compiled(
         return
 
     def write(folder: Path) -> None:
+        from headrace.engine.compiled_folder import Compilation, write_compiled
+        from headrace.engine.tokenizer import read_spec
+
         spec = read_spec(found.path)
-        made = Compilation(config.model, config.dtype, checkpoint, spec, packed, program, tuning)
+        table = tokens.table if config.tokenizer is None else None  # another tokenizer's is not the model's
+        made = Compilation(config.model, config.dtype, checkpoint, spec, table, packed, program, tuning)
         write_compiled(folder, made, Unhurried())
 
     compiled_cache(config).keep(found.path, config.dtype, write)
@@ -288,7 +302,7 @@ def _info(
     model: ModelConfig,
     backend: _Backend,
     tiers: TierSizes,
-    tokenizer: Tokenizer,
+    tokens: Tokenizer | StoredTokens,
     times_s: dict[str, float],
 ) -> EngineInfo:
     return EngineInfo(
@@ -310,7 +324,7 @@ def _info(
         num_disk_blocks=tiers.num_disk_blocks,
         kernels=backend.kernels,
         weight_bytes=backend.weight_bytes,
-        eos_token_ids=sorted(tokenizer.eos_token_ids.union(model.eos_token_ids)),
+        eos_token_ids=sorted(tokens.eos_token_ids.union(model.eos_token_ids)),
         stage_times_s=times_s,
     )
 

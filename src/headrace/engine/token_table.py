@@ -12,9 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
+
 SPACE_MARK = "▁"
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenTable(msgspec.Struct, frozen=True):
+    """Tokens that are byte strings, by id; the special ones are control tokens, the last ones end a text."""
+
+    shown_bytes: list[bytes]
+    special_token_ids: list[int]
+    eos_token_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)

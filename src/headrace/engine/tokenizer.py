@@ -23,7 +23,7 @@ from headrace.engine.detokenizer import ByteDetokenizer, Detokenizer, PrefixDiff
 from headrace.engine.gguf_tokenizer import read_gguf_tokenizer
 from headrace.engine.hf_tokenizer import TOKENIZER_FILE, read_hf_tokenizer, read_tokenizer_json
 from headrace.engine.literal_guard import LiteralGuard
-from headrace.engine.token_table import TableDecoder, read_decoder
+from headrace.engine.token_table import TableDecoder, TokenTable, read_decoder
 from headrace.engine.tokenizer_spec import DEFAULT_TEMPLATE, END_TOKENS, TokenizerSpec, TokenRef, read_spec_file
 
 MAX_VOCAB_SIZE = 1 << 22
@@ -75,6 +75,13 @@ class Tokenizer:
     def has_token_bytes(self) -> bool:
         """Whether ``token_bytes`` is exact: tokens are byte strings, and a text is its tokens' bytes."""
         return self._decoder is not None
+
+    @property
+    def table(self) -> TokenTable | None:
+        """What an engine needs of the tokens; ``None`` where they are no byte strings."""
+        if self._decoder is None:
+            return None
+        return TokenTable(self._shown_bytes, sorted(self.special_token_ids), sorted(self.eos_token_ids))
 
     @property
     def chat_template(self) -> str | None:
