@@ -96,7 +96,7 @@ class Profile:
     lines: tuple[Line, ...]
 
 
-def load(path: Path, threads: int) -> tuple[NativeProgram, dict[str, PackedWeight], NativeRuntime]:
+def load(path: Path, threads: int, kv_cache_dtype: str) -> tuple[NativeProgram, dict[str, PackedWeight], NativeRuntime]:
     """A program with a runtime that is large enough for every case."""
     source = open_compiled(path) if is_compiled(path) else open_checkpoint(path)
     model = source.manifest.model if isinstance(source, CompiledModel) else parse_model_config(source)
@@ -110,7 +110,7 @@ def load(path: Path, threads: int) -> tuple[NativeProgram, dict[str, PackedWeigh
         max_context=MAX_CONTEXT,
         num_threads=threads,
     )
-    runtime = NativeRuntime(program, sizes, kv_format("auto", weights.choice))
+    runtime = NativeRuntime(program, sizes, kv_format(kv_cache_dtype, weights.choice))
     return program, dict(weights.packed.matrices), runtime
 
 
@@ -256,13 +256,14 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=tuple(CASES))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--kv-cache-dtype", default="auto", help="type of the cached keys and values")
     parser.add_argument("--json", type=Path, default=None, help="also write the numbers to this file")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
-    program, weights, runtime = load(arguments.model, arguments.threads)
+    program, weights, runtime = load(arguments.model, arguments.threads, arguments.kv_cache_dtype)
     print(f"{arguments.model.name}, kernels {program.kernels}, {arguments.threads} threads, {cpu_name()}")
     profiles = []
     for name in arguments.cases:

@@ -27,12 +27,13 @@ struct Kernels {
   void (*finish_unit)(const AttentionTask& task, const AttentionUnit& unit, AttentionPartial* total,
                       const AttentionPartial* more, int count);
   SamplingKernels sampling;
+  KvFormat half_kv;  // of the two 16-bit cache formats the one that it computes with faster
 };
 
 // The best set this CPU and operating system support.
 const Kernels& BestKernels();
 
-// The set of that name ("portable", "avx2", "avx512"), or null if it is unknown or this machine lacks it.
+// The set of that name ("portable", "avx2", "avx512", "avx512_bf16"), or null if it is unknown or this machine lacks it.
 const Kernels* KernelsNamed(std::string_view name);
 
 }  // namespace headrace

@@ -134,6 +134,7 @@ NB_MODULE(_native, m) {
 
   m.def("layout_version", [] { return kLayoutVersion; });
   m.def("best_kernels", [] { return BestKernels().name; });
+  m.def("half_kv_format", [] { return static_cast<int>(BestKernels().half_kv); });
 
   nb::class_<Operation>(m, "Operation")
       .def(
@@ -176,7 +177,7 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](KvMemory* self, const BoundProgram& bound, int format, int num_blocks, int block_size) {
-            Require(format >= 0 && format <= 2, "no such KV format");
+            Require(format >= 0 && format <= static_cast<int>(KvFormat::kBf16), "no such KV format");
             new (self) KvMemory(bound.program.shape(), static_cast<KvFormat>(format), num_blocks, block_size);
           },
           nb::arg("program"), nb::arg("format"), nb::arg("num_blocks"), nb::arg("block_size"))

@@ -105,10 +105,12 @@ void KvMemory::ClearSlot(int slot) {
     const KvView view = layer(index);
     const int block = slot / block_size_, offset = slot % block_size_;
     for (int head = 0; head < shape_.num_kv_heads; ++head) {
-      uint8_t* keys = view.keys + (view.HeadIndex(block, head) + offset) * size;
-      for (int d = 0; d < shape_.head_dim; ++d) std::memset(keys + static_cast<size_t>(d) * block_size_ * size, 0, size);
-      std::memset(view.values + (view.HeadIndex(block, head) + static_cast<size_t>(offset) * shape_.head_dim) * size, 0,
-                  shape_.head_dim * size);
+      uint8_t* keys = view.keys + view.HeadIndex(block, head) * size;
+      uint8_t* values = view.values + view.HeadIndex(block, head) * size;
+      for (int d = 0; d < shape_.head_dim; ++d) {
+        std::memset(keys + view.KeyIndex(d, offset) * size, 0, size);
+        std::memset(values + view.ValueIndex(offset, d) * size, 0, size);
+      }
       if (format_ == KvFormat::kInt8) {
         view.key_scales[view.ScaleIndex(block, head) + offset] = 0.0f;
         view.value_scales[view.ScaleIndex(block, head) + offset] = 0.0f;

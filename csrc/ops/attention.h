@@ -15,8 +15,9 @@ namespace headrace {
 
 constexpr int kTilePositions = 64;
 constexpr int kSplitPositions = 512;
-// Query vectors (tokens x heads that share a key head) computed together.
-constexpr int kMaxQueries = 16;
+// Query vectors (tokens x heads that share a key head) computed together, while a tile of keys and values stays in the
+// first-level cache. A multiple of 16 for vectors of them, and of 6 for the tiles of products.
+constexpr int kMaxQueries = 48;
 
 struct AttentionTask {
   const float* queries;         // [T, num_heads, head_dim], rotated and scaled; rows query_stride apart
@@ -55,9 +56,11 @@ struct AttentionPartial {
   float* values;
 };
 
-// Floats of scratch a thread needs: the scores of a tile and a split's weighted values.
+// Floats of scratch a thread needs: the scores of a tile and a split's weighted values; and in half the width the
+// queries and weights that are multiplied with a bf16 cache.
 inline size_t AttentionScratchFloats(int head_dim) {
-  return kMaxQueries * (static_cast<size_t>(head_dim) + kTilePositions);
+  const size_t of_query = static_cast<size_t>(head_dim) + kTilePositions;
+  return kMaxQueries * (of_query + of_query / 2);
 }
 
 }  // namespace headrace

@@ -21,6 +21,11 @@ const Kernels kKernels = {
     .attend_unit = AttendUnit,
     .finish_unit = FinishUnit,
     .sampling = kSamplingKernels,
+#if defined(__AVX512BF16__)
+    .half_kv = KvFormat::kBf16,
+#else
+    .half_kv = KvFormat::kF16,
+#endif
 };
 
 }  // namespace headrace::HEADRACE_ISA

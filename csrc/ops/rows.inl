@@ -131,6 +131,18 @@ inline void WriteHead(const KvView& kv, int block, int offset, int head, const f
       }
       return;
     }
+    case KvFormat::kBf16: {
+      alignas(64) uint16_t narrow[kLanes];
+      uint16_t* keys = reinterpret_cast<uint16_t*>(kv.keys) + first;
+      uint16_t* values = reinterpret_cast<uint16_t*>(kv.values) + first;
+      for (int d = 0; d < kv.head_dim; d += kLanes) {
+        StoreBf16(narrow, Load(key + d));
+        for (int i = 0; i < kLanes; ++i) keys[kv.KeyIndex(d + i, offset)] = narrow[i];
+        StoreBf16(narrow, Load(value + d));
+        for (int i = 0; i < kLanes; ++i) values[kv.ValueIndex(offset, d + i)] = narrow[i];
+      }
+      return;
+    }
     case KvFormat::kInt8: {
       const auto write = [&](const float* x, int8_t* to, size_t stride, float* scale) {
         float max = 0.0f, poison = 0.0f;

@@ -107,6 +107,49 @@ inline Vec LoadBf16(const uint16_t* from) {
   return (Vec)(__builtin_convertvector(narrow, Wide) << 16);
 }
 
+// Rounds to nearest even; NaN stays NaN. Where there is an instruction for it, what is too small for a normal number
+// becomes zero.
+inline void StoreBf16(uint16_t* to, Vec v) {
+#if defined(__AVX512BF16__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)v));
+#else
+  typedef uint32_t Wide __attribute__((vector_size(kLanes * 4)));
+  typedef uint16_t Narrow __attribute__((vector_size(kLanes * 2)));
+  const Wide bits = (Wide)v;
+  const Wide rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const Narrow narrow = __builtin_convertvector(v == v ? rounded : bits >> 16 | 0x40, Narrow);
+  std::memcpy(to, &narrow, sizeof(narrow));
+#endif
+}
+
+// Pairs of neighbouring bf16 values, a pair in each lane.
+typedef uint32_t Pairs __attribute__((vector_size(kLanes * 4)));
+
+inline Pairs LoadPairs(const uint16_t* from) {
+  Pairs pairs;
+  std::memcpy(&pairs, from, sizeof(pairs));
+  return pairs;
+}
+
+// The same pair in every lane.
+inline Pairs SplatPair(const uint16_t* from) {
+  uint32_t pair;
+  std::memcpy(&pair, from, sizeof(pair));
+  return pair - Pairs{};
+}
+
+inline Pairs FirstOfPairs(Pairs pairs) { return pairs & 0xffff; }
+
+// sum + the two products of each lane's pairs, one after the other.
+inline Vec AddPairProducts(Vec sum, Pairs a, Pairs b) {
+#if defined(__AVX512BF16__)
+  return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+  sum = MulAdd((Vec)(a & 0xffff0000u), (Vec)(b & 0xffff0000u), sum);
+  return MulAdd((Vec)(a << 16), (Vec)(b << 16), sum);
+#endif
+}
+
 // e**x with a relative error below 2e-7 for x in [-87, 88]; 0 below that range, NaN for NaN.
 // Range reduction by log 2 in two parts and a degree-6 polynomial (the Cephes library's constants).
 inline Vec Exp(Vec x) {
@@ -124,6 +167,19 @@ inline Vec Exp(Vec x) {
   p = MulAdd(p, r, Splat(5.0000001201e-1f));
   p = MulAdd(p, r * r, r + 1.0f);
   const Vec scale = (Vec)((power + 127) << 23);
+  return x < Splat(-87.3f) ? Vec{} : p * scale;
+}
+
+// The same with a relative error below 1.1e-4, for what is rounded to bf16 afterwards (2e-3): the power of two in one
+// part and a polynomial of degree 3 for the rest, in [-1/2, 1/2], fitted for the least relative error.
+inline Vec ExpForBf16(Vec x) {
+  const Vec shifted = MulAdd(x, Splat(1.44269504088896341f), Splat(12582912.0f));
+  const Vec f = MulAdd(x, Splat(1.44269504088896341f), 12582912.0f - shifted);
+  Vec p = Splat(0.0551716685f);
+  p = MulAdd(p, f, Splat(0.242611125f));
+  p = MulAdd(p, f, Splat(0.693260968f));
+  p = MulAdd(p, f, Splat(0.999928057f));
+  const Vec scale = (Vec)(((IntVec)shifted - 0x4B400000 + 127) << 23);
   return x < Splat(-87.3f) ? Vec{} : p * scale;
 }
 

@@ -29,7 +29,7 @@ class OwnedKv {
   float Value(int block, int head, int d, int offset) const {
     return Widened(values_.data(), ValueIndex(block, head, d, offset), value_scales_, ScaleIndex(block, head, offset));
   }
-  // Bits of an f16 cache.
+  // Bits of an f16 or bf16 cache.
   uint16_t RawKey(int block, int head, int d, int offset) const {
     return Bits16(keys_.data(), KeyIndex(block, head, d, offset));
   }
@@ -107,10 +107,14 @@ class OwnedKv {
   }
 
   size_t KeyIndex(int block, int head, int d, int offset) const {
-    return ((static_cast<size_t>(block) * view.num_kv_heads + head) * view.head_dim + d) * view.block_size + offset;
+    const size_t row = (static_cast<size_t>(block) * view.num_kv_heads + head) * view.head_dim + d;
+    if (view.format == KvFormat::kBf16) return (row / 2 * view.block_size + offset) * 2 + d % 2;
+    return row * view.block_size + offset;
   }
   size_t ValueIndex(int block, int head, int d, int offset) const {
-    return ((static_cast<size_t>(block) * view.num_kv_heads + head) * view.block_size + offset) * view.head_dim + d;
+    const size_t row = (static_cast<size_t>(block) * view.num_kv_heads + head) * view.block_size + offset;
+    if (view.format == KvFormat::kBf16) return (row / 2 * view.head_dim + d) * 2 + offset % 2;
+    return row * view.head_dim + d;
   }
   size_t ScaleIndex(int block, int head, int offset) const {
     return (static_cast<size_t>(block) * view.num_kv_heads + head) * view.block_size + offset;
@@ -119,6 +123,7 @@ class OwnedKv {
   float Widened(const uint8_t* memory, size_t index, const Aligned<float>& scales, size_t scale) const {
     if (view.format == KvFormat::kInt8) return scales[scale] * static_cast<int8_t>(memory[index]);
     if (view.format == KvFormat::kF16) return FloatFromF16(Bits16(memory, index));
+    if (view.format == KvFormat::kBf16) return FloatFromBf16(Bits16(memory, index));
     float value;
     std::memcpy(&value, memory + 4 * index, 4);
     return value;
@@ -128,8 +133,8 @@ class OwnedKv {
     if (view.format == KvFormat::kInt8) {
       memory[index] =
           static_cast<uint8_t>(std::isnan(value) ? 77 : static_cast<int>(std::clamp(value * 40.0f, -127.0f, 127.0f)));
-    } else if (view.format == KvFormat::kF16) {
-      const uint16_t bits = F16FromFloat(value);
+    } else if (KvElementBytes(view.format) == 2) {
+      const uint16_t bits = view.format == KvFormat::kF16 ? F16FromFloat(value) : Bf16FromFloat(value);
       std::memcpy(memory + 2 * index, &bits, 2);
     } else {
       std::memcpy(memory + 4 * index, &value, 4);

@@ -31,7 +31,7 @@ double Largest(const Row& row) {
 double Tolerance(WeightFormat weights, KvFormat kv) {
   const double of_activations =
       IsQuantized(weights) ? 5e-2 : 2e-5;  // they are rounded to 1/127 of their group's largest
-  const double of_cache = kv == KvFormat::kF32 ? 0.0 : kv == KvFormat::kF16 ? 5e-3 : 5e-2;
+  const double of_cache = kv == KvFormat::kF32 ? 0.0 : kv == KvFormat::kF16 ? 5e-3 : 5e-2;  // bf16 has 8 bits, as int8
   return of_activations + of_cache;
 }
 
@@ -71,7 +71,7 @@ TEST("program: hidden states and logits are the naive model's, in every format")
   for (const WeightFormat weights : kAllFormats) {
     const Expectation expectation(weights);
     for (const Kernels* kernels : AvailableKernels()) {
-      for (const KvFormat format : {KvFormat::kF32, KvFormat::kF16, KvFormat::kInt8})
+      for (const KvFormat format : kAllKvFormats)
         expectation.Check(format, *kernels);
     }
   }
@@ -125,7 +125,7 @@ TEST("program: a token's bits depend on nothing but its sequence: not on chunks,
 
 TEST("program: a sequence that goes wrong says so, disturbs no other, and leaves nothing behind when cleared") {
   for (const WeightFormat weights : {WeightFormat::kF32, WeightFormat::kInt4}) {
-    for (const KvFormat format : {KvFormat::kF32, KvFormat::kF16, KvFormat::kInt8}) {
+    for (const KvFormat format : kAllKvFormats) {
       TinyModel model(weights, 6);
       constexpr int kBadToken = 5;
       const float nan = NAN;
@@ -153,7 +153,7 @@ TEST("program: a sequence that goes wrong says so, disturbs no other, and leaves
 
 TEST("program: clearing a slot empties it in every layer and touches no other") {
   const TinyModel model(WeightFormat::kF32, 9);
-  for (const KvFormat format : {KvFormat::kF32, KvFormat::kF16, KvFormat::kInt8}) {
+  for (const KvFormat format : kAllKvFormats) {
     const auto program = PartsBuilder(model).Build().Build();
     KvMemory kv(program->shape(), format, 3, 16);
     const size_t elements = 3 * kKvHeads * kHeadDim * 16, scales = format == KvFormat::kInt8 ? elements / kHeadDim : 0;
@@ -171,7 +171,8 @@ TEST("program: clearing a slot empties it in every layer and touches no other") 
       const KvView view = kv.layer(layer);
       for (int head = 0; head < kKvHeads; ++head) {
         for (int d = 0; d < kHeadDim; ++d) {
-          const size_t key = view.HeadIndex(1, head) + d * 16 + 3, value = view.HeadIndex(1, head) + 3 * kHeadDim + d;
+          const size_t key = view.HeadIndex(1, head) + view.KeyIndex(d, 3);
+          const size_t value = view.HeadIndex(1, head) + view.ValueIndex(3, d);
           for (size_t byte = 0; byte < size; ++byte) {
             CHECK_EQ(int{view.keys[key * size + byte]}, 0);
             CHECK_EQ(int{view.values[value * size + byte]}, 0);
@@ -191,7 +192,7 @@ TEST("KV memory: a block's copy holds its keys, values and scales of every layer
   const TinyModel model(WeightFormat::kF32, 11);
   const auto program = PartsBuilder(model).Build().Build();
   constexpr int kBlocks = 3, kBlockSize = 16;
-  for (const KvFormat format : {KvFormat::kF32, KvFormat::kF16, KvFormat::kInt8}) {
+  for (const KvFormat format : kAllKvFormats) {
     KvMemory kv(program->shape(), format, kBlocks, kBlockSize);
     const size_t elements = size_t{kKvHeads} * kHeadDim * kBlockSize * KvElementBytes(format);
     const size_t scales = format == KvFormat::kInt8 ? size_t{kKvHeads} * kBlockSize * sizeof(float) : 0;

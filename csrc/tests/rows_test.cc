@@ -223,6 +223,7 @@ void CheckRotateAndStore(const Kernels& kernels, const RotaryCase& c, KvFormat f
       for (int d = 0; d < c.head_dim; ++d) {
         const auto tolerance = [&](double x, double largest) {
           return 2e-5 + (format == KvFormat::kF16    ? std::fabs(x) / 2048
+                         : format == KvFormat::kBf16 ? std::fabs(x) / 256
                          : format == KvFormat::kInt8 ? std::fabs(largest) / 253
                                                      : 0);
         };
@@ -237,7 +238,7 @@ void CheckRotateAndStore(const Kernels& kernels, const RotaryCase& c, KvFormat f
 
 TEST("rows: queries turn in place, keys and values land in their slot and nowhere else") {
   for (const Kernels* kernels : AvailableKernels()) {
-    for (const KvFormat format : {KvFormat::kF32, KvFormat::kF16, KvFormat::kInt8}) {
+    for (const KvFormat format : kAllKvFormats) {
       for (const RotaryCase& c : kRotaryCases) {
         for (const int block_size : {16, 32, 64}) CheckRotateAndStore(*kernels, c, format, block_size);
       }
@@ -245,12 +246,14 @@ TEST("rows: queries turn in place, keys and values land in their slot and nowher
   }
 }
 
-TEST("rows: a cache in f16 holds exactly what rounding to nearest even gives") {
+// Finite values that lie on, between and beside those of a 16-bit format, whose bits below `infinity` count up.
+template <typename Widen>
+std::vector<float> ValuesToRound(int first, int infinity, float after_last, const Widen& widen) {
   Random random(5);
   std::vector<float> samples;
-  for (int bits = 0; bits < 0x7c00; bits += 3) {
-    const float low = FloatFromF16(static_cast<uint16_t>(bits));
-    const float high = bits + 1 == 0x7c00 ? 65536.0f : FloatFromF16(static_cast<uint16_t>(bits + 1));
+  for (int bits = first; bits < infinity; bits += 3) {
+    const float low = widen(static_cast<uint16_t>(bits));
+    const float high = bits + 1 == infinity ? after_last : widen(static_cast<uint16_t>(bits + 1));
     const float middle = low + (high - low) / 2;
     for (const float value : {low, std::nextafter(middle, low), middle, std::nextafter(middle, high)}) {
       samples.push_back(value);
@@ -258,8 +261,13 @@ TEST("rows: a cache in f16 holds exactly what rounding to nearest even gives") {
     }
   }
   while (samples.size() % 64) samples.push_back(Normal(random));
+  return samples;
+}
+
+template <typename Narrow>
+void CheckStored(KvFormat format, const std::vector<float>& samples, const Narrow& narrow) {
   for (const Kernels* kernels : AvailableKernels()) {
-    OwnedKv kv(KvFormat::kF16, 1, 1, 64, 16);
+    OwnedKv kv(format, 1, 1, 64, 16);
     const RotaryTask task{1, 1, 64, 2, 1.0f, 1e-6f, false, nullptr, nullptr};
     const float cosine = 1.0f, sine = 0.0f;
     for (size_t at = 0; at < samples.size(); at += 64) {
@@ -268,7 +276,7 @@ TEST("rows: a cache in f16 holds exactly what rounding to nearest even gives") {
       std::copy_n(samples.begin() + at, 64, qkv.begin() + 128);
       kernels->rotate_and_store(task, kv.view, 3, &cosine, &sine, qkv.data());
       for (int d = 2; d < 64; ++d) {  // the first two are a pair that turned
-        const uint16_t expected = F16FromFloat(samples[at + d]);
+        const uint16_t expected = narrow(samples[at + d]);
         CHECK_EQ(kv.RawKey(0, 0, d, 3), expected, kernels->name, samples[at + d]);
         CHECK_EQ(kv.RawValue(0, 0, d, 3), expected, kernels->name, samples[at + d]);
       }
@@ -276,9 +284,17 @@ TEST("rows: a cache in f16 holds exactly what rounding to nearest even gives") {
   }
 }
 
+TEST("rows: a cache in f16 holds exactly what rounding to nearest even gives") {
+  CheckStored(KvFormat::kF16, ValuesToRound(0, 0x7c00, 65536.0f, FloatFromF16), F16FromFloat);
+}
+
+TEST("rows: a cache in bf16 holds exactly what rounding normal numbers to nearest even gives") {
+  CheckStored(KvFormat::kBf16, ValuesToRound(0x80, 0x7f7f, FloatFromBf16(0x7f7f), FloatFromBf16), Bf16FromFloat);
+}
+
 TEST("rows: keys and values that are not finite stay so in every cache format") {
   for (const Kernels* kernels : AvailableKernels()) {
-    for (const KvFormat format : {KvFormat::kF32, KvFormat::kF16, KvFormat::kInt8}) {
+    for (const KvFormat format : kAllKvFormats) {
       for (const float bad : {NAN, INFINITY}) {
         for (int d = 0; d < 32; ++d) {
           OwnedKv kv(format, 1, 1, 32, 16);

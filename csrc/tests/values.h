@@ -67,10 +67,12 @@ inline int FirstDifference(std::span<const float> a, std::span<const float> b) {
   return -1;
 }
 
+constexpr KvFormat kAllKvFormats[] = {KvFormat::kF32, KvFormat::kF16, KvFormat::kInt8, KvFormat::kBf16};
+
 // Every set of kernels this machine can run.
 inline std::vector<const Kernels*> AvailableKernels() {
   std::vector<const Kernels*> available;
-  for (const char* name : {"portable", "avx2", "avx512"}) {
+  for (const char* name : {"portable", "avx2", "avx512", "avx512_bf16"}) {
     if (const Kernels* kernels = KernelsNamed(name)) available.push_back(kernels);
   }
   return available;

@@ -41,6 +41,7 @@ BACKENDS = {
     "native": {"backend": "native", "threads": 2, "dtype": "float32"},
     "native int8": {"backend": "native", "threads": 2, "dtype": "int8", "kv_cache_dtype": "int8"},
     "native int4": {"backend": "native", "threads": 1, "dtype": "int4", "kv_cache_dtype": "float16"},
+    "native bf16": {"backend": "native", "threads": 2, "dtype": "int4", "kv_cache_dtype": "bfloat16"},
 }
 
 

@@ -32,6 +32,7 @@ def native_memory(kv_format: KvFormat) -> NativeRuntime:
 MEMORIES = {
     "native float32": lambda: native_memory(KvFormat.F32),
     "native float16": lambda: native_memory(KvFormat.F16),
+    "native bfloat16": lambda: native_memory(KvFormat.BF16),
     "native int8": lambda: native_memory(KvFormat.INT8),
     "torch float32": lambda: PagedKVMemory(CONFIG, NUM_BLOCKS, 16, torch.float32),
     "torch bfloat16": lambda: PagedKVMemory(CONFIG, NUM_BLOCKS, 16, torch.bfloat16),

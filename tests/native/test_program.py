@@ -25,7 +25,7 @@ OTHERS = np.random.default_rng(1).integers(0, 67, 31).tolist()
 def available_kernels() -> list[str]:
     """The instruction sets this machine can run."""
     found = []
-    for name in ("portable", "avx2", "avx512"):
+    for name in ("portable", "avx2", "avx512", "avx512_bf16"):
         with suppress(ValueError):
             _native.SamplingWorkspace(8, 1, name)
             found.append(name)
@@ -65,7 +65,9 @@ def test_every_weight_and_cache_format_is_close_to_the_same_weights_in_float64(w
     config = SHAPES["norms around"]
     weights = widened(config, weight_format)
     expected = naive_logits(config, weights, naive_hidden(config, weights, TOKENS))
-    tolerance = 0.05 * weight_format.is_quantized + {"F32": 1e-5, "F16": 2e-3, "INT8": 0.05}[kv_format.name]
+    tolerance = (
+        0.05 * weight_format.is_quantized + {"F32": 1e-5, "F16": 2e-3, "BF16": 0.02, "INT8": 0.05}[kv_format.name]
+    )
     assert_close(NativeRun(build(config, weight_format), kv_format).step({0: TOKENS})[0], expected, tolerance)
 
 

@@ -32,7 +32,9 @@ from tests.fakes import ManualClock
 from tests.native.configs import SHAPES, random_matrices, random_vectors
 from tests.native.native_run import NativeRun
 
-KERNELS = [name for name in ("portable", "avx2", "avx512") if name in {"portable", _native.best_kernels()}]
+KERNELS = [
+    name for name in ("portable", "avx2", "avx512", "avx512_bf16") if name in {"portable", _native.best_kernels()}
+]
 
 
 def packed(weight_format: WeightFormat, num_rows: int, num_columns: int) -> PackedWeight:

@@ -54,7 +54,7 @@ def _facts(manifest: Manifest) -> Rows:
         ("machine", f"{host.cpu}, {host.kernels} kernels, {manifest.tuning.threads} threads"),
         ("build", f"headrace {manifest.version}, kernels {host.build}, weight layout {host.layout}"),
         ("memory", f"{format_bytes(memory.arena_row_bytes)} a token of a step, in one arena; "
-                   f"{format_bytes(memory.kv_token_bytes)} a token of context (float16)"),
+                   f"{format_bytes(memory.kv_token_bytes)} a token of context (16 bits)"),
     ]  # fmt: skip
 
 

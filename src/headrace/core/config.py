@@ -170,8 +170,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "f32", "float16", "f16", "int8"],
-        _meta("cache", "type of the cached keys and values; auto is float16, or float32 beside float32 weights"),
+        Literal["auto", "float32", "f32", "bfloat16", "bf16", "float16", "f16", "int8"],
+        _meta(
+            "cache",
+            "type of the cached keys and values; auto is float32 beside float32 weights, else bfloat16 where the CPU "
+            "multiplies it and float16 where it does not",
+        ),
     ] = "auto"
     swap_space_bytes: Annotated[
         int,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.core.model_config import ModelConfig
 from headrace.executor.native_weights import WeightChoice
+from headrace.native.host import half_kv_format
 from headrace.native.operations import KvFormat
 
 _KV_FORMATS = {
@@ -11,14 +12,16 @@ _KV_FORMATS = {
     "f32": KvFormat.F32,
     "float16": KvFormat.F16,
     "f16": KvFormat.F16,
+    "bfloat16": KvFormat.BF16,
+    "bf16": KvFormat.BF16,
     "int8": KvFormat.INT8,
 }
 
 
 def kv_format(kv_cache_dtype: str, weights: WeightChoice) -> KvFormat:
-    """What a ``kv_cache_dtype`` setting asks for; by default half precision, except beside float32 weights."""
+    """What a ``kv_cache_dtype`` setting asks for; by default 16 bits, except beside float32 weights."""
     if kv_cache_dtype == "auto":
-        return KvFormat.F32 if weights is WeightChoice.F32 else KvFormat.F16
+        return KvFormat.F32 if weights is WeightChoice.F32 else half_kv_format()
     return _KV_FORMATS[kv_cache_dtype]
 
 

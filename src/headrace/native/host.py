@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from headrace.native import _native
+from headrace.native.operations import KvFormat
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -34,6 +35,11 @@ def this_host(cpuinfo: Path = _CPUINFO) -> Host:
         build=hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:16],
         layout=_native.layout_version(),
     )
+
+
+def half_kv_format() -> KvFormat:
+    """The 16-bit format of keys and values that this machine's kernels compute with fastest."""
+    return KvFormat(_native.half_kv_format())
 
 
 def _cpu_name(cpuinfo: Path) -> str:

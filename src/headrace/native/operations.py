@@ -48,10 +48,12 @@ class KvFormat(enum.IntEnum):
     F32 = 0
     F16 = 1
     INT8 = 2
+    BF16 = 3
 
     @property
     def label(self) -> str:
-        return {KvFormat.F32: "float32", KvFormat.F16: "float16", KvFormat.INT8: "int8"}[self]
+        names = {KvFormat.F32: "float32", KvFormat.F16: "float16", KvFormat.BF16: "bfloat16", KvFormat.INT8: "int8"}
+        return names[self]
 
 
 class OpKind(enum.IntEnum):

@@ -50,8 +50,8 @@ class NativeProgram:
     ) -> NativeProgram:
         """Compile. ``vectors`` are norms and biases, and ``rope_factors`` where the model has them.
 
-        ``kernels`` names an instruction set (``"portable"``, ``"avx2"``, ``"avx512"``); empty takes the machine's best.
-        Shapes that are not in ``tuning``, or all without one, are cut up as the kernels propose.
+        ``kernels`` names an instruction set (``"portable"``, ``"avx2"``, ``"avx512"``, ``"avx512_bf16"``); empty takes
+        the machine's best. Shapes that are not in ``tuning``, or all without one, are cut up as the kernels propose.
 
         Raises ``ValueError`` naming what does not fit together.
         """
