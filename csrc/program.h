@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "kernels.h"
-#include "kv_view.h"
+#include "kv_memory.h"
 #include "packed_matrix.h"
+#include "shape.h"
 #include "thread_pool.h"
+#include "workspace.h"
 
 namespace headrace {
 
@@ -66,12 +68,6 @@ struct Rope {
   std::vector<float> frequencies;    // [rotary_dim / 2], radians per position
 };
 
-struct Shape {
-  int32_t vocab_size, hidden_size;
-  int32_t num_heads, num_kv_heads, head_dim;
-  int32_t num_layers;
-};
-
 // The arrays of core.forward_batch.ForwardBatch.
 struct BatchView {
   std::span<const int32_t> input_ids, positions, slot_mapping;  // [T]
@@ -82,97 +78,6 @@ struct BatchView {
   int num_tokens() const { return static_cast<int>(input_ids.size()); }
   int num_sequences() const { return static_cast<int>(seq_lens.size()); }
   int max_blocks() const { return num_sequences() == 0 ? 0 : static_cast<int>(block_tables.size()) / num_sequences(); }
-};
-
-// Zeroed memory aligned for vector loads; pages are only taken when they are first written.
-class AlignedBytes {
- public:
-  explicit AlignedBytes(size_t num_bytes);
-  ~AlignedBytes();
-  AlignedBytes(const AlignedBytes&) = delete;
-  AlignedBytes& operator=(const AlignedBytes&) = delete;
-  uint8_t* data() const { return data_; }
-  size_t size() const { return num_bytes_; }
-
- private:
-  void* mapped_;
-  size_t mapped_bytes_;
-  uint8_t* data_;  // the first aligned byte of what is mapped
-  size_t num_bytes_;
-};
-
-// Keys and values of all layers.
-class KvMemory {
- public:
-  KvMemory(const Shape& shape, KvFormat format, int num_blocks, int block_size);
-
-  const Shape& shape() const { return shape_; }
-  KvFormat format() const { return format_; }
-  int num_blocks() const { return num_blocks_; }
-  int block_size() const { return block_size_; }
-  size_t num_bytes() const { return bytes_.size(); }
-  KvView layer(int index) const;
-  // Zeroes what a slot holds in every layer: a sequence that went wrong must leave no NaN behind.
-  void ClearSlot(int slot);
-  // Bytes of one block in all layers, scales included: what a copy of it takes elsewhere.
-  size_t block_bytes() const;
-  // Copies a block's content to block_bytes() bytes, and back into a block of a memory of the same kind.
-  void CopyOut(int block, uint8_t* content) const;
-  void CopyIn(int block, const uint8_t* content);
-
- private:
-  // Calls part(bytes, num_bytes) for every piece of a block: keys, values and scales of each layer, in a fixed order.
-  template <typename Part>
-  void EachPart(int block, const Part& part) const;
-
-  Shape shape_;
-  KvFormat format_;
-  int num_blocks_, block_size_;
-  size_t elements_per_layer_, scales_per_layer_;
-  AlignedBytes bytes_;
-};
-
-class Program;
-
-// What a program asks of the workspace it runs in.
-struct WorkspaceNeeds {
-  size_t arena_row_bytes = 0;
-  size_t angle_row_floats = 0;
-  size_t scratch_bytes = 0;
-  size_t attention_units_per_row = 0;
-  size_t head_dim = 0;
-  size_t num_operations = 0;  // of body and head
-
-  bool operator==(const WorkspaceNeeds&) const = default;
-};
-
-// Everything a run writes besides the KV memory. One run at a time.
-class Workspace {
- public:
-  Workspace(const Program& program, int max_tokens, int max_sequences, int num_threads, int max_context);
-
-  int max_tokens() const { return max_tokens_; }
-  int max_sequences() const { return max_sequences_; }
-  size_t num_bytes() const;
-
-  // From now on runs add up how long each operation takes, at the cost of two clock reads for each.
-  void StartTiming();
-  // Seconds of each operation since then, those of the body before those of the head; empty if never started.
-  std::span<const double> operation_seconds() const { return operation_seconds_; }
-
- private:
-  friend class Program;
-  int max_tokens_, max_sequences_;
-  std::vector<double> operation_seconds_;
-  WorkspaceNeeds needs_;                    // of the program it was made for
-  int num_hidden_rows_ = 0;                 // rows of the last run that `head` may ask for
-  AlignedBytes arena_;
-  AlignedBytes angles_;                     // per rope: cosines then sines, [max_tokens, rotary_dim / 2] each
-  std::vector<std::unique_ptr<AlignedBytes>> scratch_;  // one per thread
-  std::vector<AttentionUnit> units_;        // capacity reserved
-  std::vector<int32_t> first_part_;         // capacity reserved
-  std::vector<AttentionPartial> partials_;  // fixed size
-  AlignedBytes partial_values_;
 };
 
 class Program {
@@ -204,9 +109,18 @@ class Program {
  private:
   struct Context;  // what one run's operations share
 
-  void CheckOperation(const Operation& op) const;
+  // Each throws std::invalid_argument naming what does not fit.
+  void CheckShape() const;
+  void CheckBuffers() const;
+  void CheckWeights() const;
+  void CheckOperations() const;
+  WorkspaceNeeds Needs() const;
   // What keeps the program from running with these, or an empty string.
   std::string Misfit(const ThreadPool& pool, const Workspace& workspace) const;
+  std::string SizeProblem(const BatchView& batch, const KvMemory& kv, const ThreadPool& pool,
+                          const Workspace& workspace) const;
+  std::string BatchProblem(const BatchView& batch, const KvMemory& kv) const;
+  std::string LengthProblem(const BatchView& batch, const ThreadPool& pool, const Workspace& workspace) const;
   // Executes `operations`, the first of which is the program's operation `first` (the head's follow the body's).
   void ExecuteAll(const std::vector<Operation>& operations, size_t first, const Context& context) const;
   void Execute(const Operation& op, const Context& context) const;
