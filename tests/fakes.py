@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,7 +88,14 @@ class ContentExecutor:
                 result.sampled_token_ids.append(-1)
                 continue
             result.sampled_token_ids.append(next_token(content.tolist(), self.vocab_size))
+            if named := item.sample.params.logprob_token_ids:
+                result.logprobs[item.seq_id] = self._logprobs_of(named, content.tolist())
         return result
+
+    def _logprobs_of(self, token_ids: SequenceOf[int], content: list[int]) -> TokenLogprobs:
+        """A log-probability of each named token that depends on everything before it."""
+        top = tuple((each, -1.0 - next_token([*content, each], 100)) for each in token_ids)
+        return TokenLogprobs(token_ids[0], top[0][1], 1, top)
 
     def close(self) -> None:
         self._slots = np.empty((0, 0), dtype=np.int64)

@@ -91,6 +91,7 @@ class FakeEngine:
     num_steps: int = 0
     is_closed: bool = False
     num_cleared: int = 0
+    num_confirmed: int = 0
     idle: IdleWork = field(default_factory=NoIdleWork)
     expected_step_s: float = 0.0
     memory: MemoryState = UNWATCHED
@@ -130,6 +131,9 @@ class FakeEngine:
             num_tokens = self._running.pop(key)
             self._ended.append(self._output(key, num_tokens, (), FinishReason.ABORT))
         self._requests.pop(request_id, None)
+
+    def confirm(self, request_id: str) -> None:
+        self.num_confirmed += 1
 
     def clear_prefix_cache(self) -> None:
         self.num_cleared += 1

@@ -12,8 +12,8 @@ from headrace.engine.detokenizer import ByteDetokenizer
 from headrace.engine.engine import Engine
 from headrace.engine.factory import TokenizerTexts
 from headrace.llm.loading import LoadedModel
-from headrace.scheduler.policy import FcfsPolicy
-from headrace.scheduler.scheduler import BatchLimits, Scheduler
+from headrace.scheduler.build import BatchLimits, build_scheduler
+from headrace.scheduler.cost_model import StepCostModel, StepCosts
 from tests.fakes import ContentExecutor, expected_output
 
 VOCAB_SIZE = 60
@@ -77,14 +77,11 @@ class RoleChat:
 class House:
     """A loaded model with its parts in reach."""
 
-    def __init__(self, num_blocks: int = 64) -> None:
+    def __init__(self, num_blocks: int = 64, costs: StepCosts | None = None) -> None:
         self.kv = KVCacheManager(num_blocks, INFO.block_size, enable_prefix_caching=True)
         self.executor = ContentExecutor(num_blocks, INFO.block_size, VOCAB_SIZE)
-        scheduler = Scheduler(
-            self.kv,
-            FcfsPolicy(INFO.max_num_batched_tokens),
-            BatchLimits(INFO.max_num_seqs, INFO.max_num_batched_tokens, MAX_MODEL_LEN),
-        )
+        limits = BatchLimits(INFO.max_num_seqs, INFO.max_num_batched_tokens, MAX_MODEL_LEN)
+        scheduler = build_scheduler("fcfs", self.kv, limits, StepCostModel(costs))
         texts = TokenizerTexts(CharTokenizer(), NoGrammars())  # type: ignore[arg-type]
         self.engine = Engine(scheduler, self.kv, self.executor, texts, WallClock(), INFO)
         self.loaded = LoadedModel(self.engine, CharTokenizer(), RoleChat())

@@ -145,6 +145,7 @@ class ScriptedClient:
     aborted: list[str] = field(default_factory=list)
     dies: bool = False
     num_cleared: int = 0
+    confirmed: list[str] = field(default_factory=list)
     timelines: dict[str, list[SequenceTimeline]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -175,6 +176,13 @@ class ScriptedClient:
         self.hold_at = None
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._gate.set)
+
+    @property
+    def num_spare_seqs(self) -> int:
+        return 0
+
+    async def confirm(self, request_id: str) -> None:
+        self.confirmed.append(request_id)
 
     async def clear_prefix_cache(self) -> None:
         self.num_cleared += 1

@@ -124,5 +124,7 @@ class PrefixCache:
         return pack_tokens(seq.token_ids[start : start + self._block_size])
 
     def _announce_next_block(self, seq: Sequence) -> None:
+        if seq.is_guess:
+            return  # nobody is to wait for what may be called off
         if seq.prefix_node is not None and seq.num_tokens >= (seq.num_shared_blocks + 1) * self._block_size:
             self.in_flight.add(seq.seq_id, seq.prefix_node, self._packed_block(seq, seq.num_shared_blocks))

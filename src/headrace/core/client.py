@@ -79,7 +79,8 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
 
     ``jain_index`` says how evenly tenants were served of late, ``step_cost_error`` by how much the cost model
     misses the duration of a step, as the median of relative errors. ``num_waiting_by_reason`` and ``waited_s`` tell
-    what waiting sequences wait for and how long they did so far, added up over sequences.
+    what waiting sequences wait for and how long they did so far, added up over sequences. ``num_free_seqs`` decode
+    together in about the time of one; 0 while that is not known.
     """
 
     num_running: int
@@ -101,6 +102,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     num_waiting_by_reason: dict[str, int] = {}
     waited_s: dict[str, float] = {}
     grammars: GrammarUse = GrammarUse()
+    num_free_seqs: int = 0
 
 
 class EngineClient(Protocol):
@@ -136,7 +138,20 @@ class ExplainingClient(EngineClient, Protocol):
         ...
 
 
-class ServedClient(ExplainingClient, Protocol):
+class GuessingClient(EngineClient, Protocol):
+    """An ``EngineClient`` that also takes requests on a guess, and says whether there is room for any."""
+
+    @property
+    def num_spare_seqs(self) -> int:
+        """How many more sequences would now decode beside those that run at no cost to them."""
+        ...
+
+    async def confirm(self, request_id: str) -> None:
+        """Say that a guess was right: the request is served like any other from now on. Unknown ids are ignored."""
+        ...
+
+
+class ServedClient(ExplainingClient, GuessingClient, Protocol):
     """An ``EngineClient`` with what a server offers its operator besides."""
 
     async def clear_prefix_cache(self) -> None:

@@ -295,6 +295,26 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     ] = 100_000
     max_header_count: Annotated[int, _meta("limits", "most request headers", ge=8, le=10_000)] = 100
     max_json_depth: Annotated[int, _meta("limits", "deepest nesting of a JSON body", ge=4, le=512)] = 64
+    max_program_nodes: Annotated[
+        int, _meta("limits", "most nodes of a program that is sent as data", unit="count", ge=1, le=1 << 20)
+    ] = 4096
+    max_program_depth: Annotated[int, _meta("limits", "deepest nesting of its forks and branches", ge=1, le=64)] = 8
+    max_program_forks: Annotated[
+        int, _meta("limits", "most branches of one of its forks", unit="count", ge=1, le=4096)
+    ] = 64
+    max_program_tokens: Annotated[
+        int, _meta("limits", "most tokens that all its calls together may generate", unit="tokens", ge=1, le=1 << 24)
+    ] = 65536
+    max_program_guess_tokens: Annotated[
+        int,
+        _meta(
+            "limits",
+            "most tokens that cases of a branch may generate before it is known which is the one; 0 begins none",
+            unit="tokens",
+            ge=0,
+            le=1 << 20,
+        ),
+    ] = 256
     max_connections: Annotated[int, _meta("limits", "most open connections", ge=1, le=1 << 20)] = 1024
     keep_alive_s: Annotated[float, _meta("limits", "seconds an idle connection is kept", ge=0, le=86400)] = 75.0
     header_read_s: Annotated[

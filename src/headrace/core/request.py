@@ -25,10 +25,17 @@ from headrace.core.service_level import DEFAULT_CLASS, NO_TARGETS, ServiceLevel
 
 
 class ProgramPlace(msgspec.Struct, frozen=True, array_like=True):
-    """The program of many calls that a request is part of; it began with its first call, at ``began``."""
+    """The program of many calls that a request is part of, and where in it the request stands.
+
+    The program began with its first call, at ``began``. ``num_tokens_left`` is how much is to be generated from this
+    call on along the longest chain of calls that wait for each other, as far as is known. A call on a guess is made
+    before it is certain that its answer is wanted: it is computed with what the others leave.
+    """
 
     program_id: str
     began: float
+    num_tokens_left: int = 0
+    is_guess: bool = False
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,6 +71,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def order_time(self) -> float:
         """Since when its caller waits: a program from its first call on, so that those begun are finished first."""
         return self.arrival_time if self.program is None else self.program.began
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether it was made before it is certain that its answer is wanted."""
+        return self.program is not None and self.program.is_guess
+
+    @property
+    def num_tokens_left(self) -> int:
+        """What its program has left to generate; 0 for a request that is part of none."""
+        return 0 if self.program is None else self.program.num_tokens_left
 
 
 class SequenceProgress(msgspec.Struct, frozen=True, array_like=True):

@@ -73,7 +73,7 @@ class Sequence:
     first ``num_shared_blocks`` of the block table; the rest are private. At ``length_limit`` tokens, set by the
     scheduler, the sequence ends.
     ``num_prompt_logprobs`` counts the prompt positions already reported, or not asked for, so that a sequence
-    recomputed after preemption reports none twice.
+    recomputed after preemption reports none twice. ``is_guess`` until it is certain that its answer is wanted.
     """
 
     __slots__ = (
@@ -83,6 +83,7 @@ class Sequence:
         "first_scheduled_time",
         "first_token_time",
         "index",
+        "is_guess",
         "length_limit",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -113,6 +114,7 @@ class Sequence:
         self.num_shared_blocks = 0
         self.num_prompt_logprobs = request.sampling.prompt_logprobs_start
         self.num_preemptions = 0
+        self.is_guess = request.is_guess
         self.block_table = BlockTable()
         self.prefix_node: PrefixNode | None = None
         self.status = SequenceStatus.WAITING

@@ -174,6 +174,11 @@ class Engine:
             self._end(live.seq, FinishReason.ABORT)
             self._ended.append(self._last_output(live, News(live.text.finish())))
 
+    def confirm(self, request_id: str) -> None:
+        """Serve a request that was made on a guess like any other from now on; unknown ids are ignored."""
+        for seq_id in self._seq_ids.get(request_id, ()):
+            self._live[seq_id].seq.is_guess = False
+
     def withdraw_queued(self) -> list[str]:
         """Forget the requests of which nothing has run yet and return their ids; no output tells of them."""
         queued = [name for name, ids in self._seq_ids.items() if not any(self._live[i].seq.has_begun for i in ids)]

@@ -15,7 +15,7 @@ from headrace.core.errors import EngineDead, InvalidRequest, Overloaded
 from headrace.core.request import Request, RequestOutput
 from headrace.core.timeline import SequenceTimeline
 from headrace.engine.loop import DrivenEngine, EngineLoop
-from headrace.engine.messages import Abort, AskTimeline, Submit
+from headrace.engine.messages import Abort, AskTimeline, Confirm, Submit
 from headrace.engine.metrics import Metrics
 from headrace.engine.streams import StreamTable
 
@@ -33,6 +33,7 @@ class InProcessClient:
         self._loop = EngineLoop(engine, self, clock)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._is_ready = False
+        self._last_stats: StepStats | None = None
 
     async def start(self) -> None:
         """Start the engine thread. May be called once."""
@@ -58,6 +59,15 @@ class InProcessClient:
         """End a request; its stream gets one output with ``FinishReason.ABORT`` per open sequence."""
         self._send(Abort(request_id))
 
+    @property
+    def num_spare_seqs(self) -> int:
+        """See ``GuessingClient.num_spare_seqs``."""
+        return self._streams.num_spare_seqs(self._last_stats)
+
+    async def confirm(self, request_id: str) -> None:
+        """See ``GuessingClient.confirm``."""
+        self._streams.confirm(request_id, self._send)
+
     async def clear_prefix_cache(self) -> None:
         """See ``ServedClient.clear_prefix_cache``."""
         if not self._is_ready:
@@ -75,7 +85,7 @@ class InProcessClient:
         await asyncio.to_thread(self._loop.close)
         self._metrics.engine_lost()
 
-    def _send(self, message: Submit | Abort | AskTimeline) -> None:
+    def _send(self, message: Submit | Abort | Confirm | AskTimeline) -> None:
         match message:
             case Submit(request):
                 if not self._is_ready:
@@ -83,6 +93,8 @@ class InProcessClient:
                 self._loop.submit(request)
             case Abort(request_id):
                 self._loop.abort(request_id)
+            case Confirm(request_id):
+                self._loop.confirm(request_id)
             case AskTimeline(question_id, request_id):
                 if not self._is_ready:
                     raise EngineDead("the engine is not running")
@@ -107,6 +119,7 @@ class InProcessClient:
         self._event_loop.call_soon_threadsafe(action)
 
     def _take_step(self, outputs: list[RequestOutput], stats: StepStats) -> None:
+        self._last_stats = stats
         self._metrics.observe_step(stats)
         self._streams.deliver(outputs)
 

@@ -21,14 +21,14 @@ from headrace.core.memory_pressure import MemoryState
 from headrace.core.request import OutputError, Request, RequestOutput, SequenceProgress, refused_outputs
 from headrace.core.timeline import SequenceTimeline
 from headrace.engine.idle import IdleWork
-from headrace.engine.messages import Abort, AskTimeline, ClearCache, Drain, Resume, Shutdown, Submit
+from headrace.engine.messages import Abort, AskTimeline, ClearCache, Confirm, Drain, Resume, Shutdown, Submit
 
 logger = logging.getLogger(__name__)
 
 DRAIN_RETRY_S = 10.0
 """When a request that a leaving server did not begin should be tried again."""
 
-_Message = Submit | Resume | Abort | ClearCache | AskTimeline | Drain | Shutdown
+_Message = Submit | Resume | Abort | Confirm | ClearCache | AskTimeline | Drain | Shutdown
 
 
 class Tick(NamedTuple):
@@ -52,6 +52,8 @@ class SteppedEngine(Protocol):
     def resume(self, request: Request, progress: Sequence[SequenceProgress]) -> None: ...
 
     def abort(self, request_id: str) -> None: ...
+
+    def confirm(self, request_id: str) -> None: ...
 
     def withdraw_queued(self) -> list[str]: ...
 
@@ -109,9 +111,9 @@ class LoopListener(Protocol):
 class EngineLoop:
     """Drives an engine on a thread of its own, which sleeps in its inbox while there is nothing to do.
 
-    ``submit``, ``resume``, ``abort``, ``clear_prefix_cache``, ``ask_timeline``, ``stop``, ``tick`` and ``memory`` may
-    be called from any thread; what is submitted after the loop has ended is never looked at. The engine is closed by
-    the thread that drove it.
+    ``submit``, ``resume``, ``abort``, ``confirm``, ``clear_prefix_cache``, ``ask_timeline``, ``stop``, ``tick`` and
+    ``memory`` may be called from any thread; what is submitted after the loop has ended is never looked at. The engine
+    is closed by the thread that drove it.
     """
 
     def __init__(self, engine: DrivenEngine, listener: LoopListener, clock: Clock | None = None) -> None:
@@ -137,6 +139,10 @@ class EngineLoop:
     def abort(self, request_id: str) -> None:
         """End a request; its sequences report ``FinishReason.ABORT``. Unknown ids are ignored."""
         self._inbox.put(Abort(request_id))
+
+    def confirm(self, request_id: str) -> None:
+        """A request that was made on a guess is wanted. Unknown ids are ignored."""
+        self._inbox.put(Confirm(request_id))
 
     def clear_prefix_cache(self) -> None:
         """Forget cached prefixes before anything submitted from here on is looked at."""
@@ -225,6 +231,8 @@ class EngineLoop:
                 self._take_in(request, unfinished, lambda taken: self._engine.resume(taken, progress))
             case Abort(request_id):
                 self._engine.abort(request_id)
+            case Confirm(request_id):
+                self._engine.confirm(request_id)
             case ClearCache():
                 self._engine.clear_prefix_cache()
             case AskTimeline(question_id, request_id):

@@ -44,6 +44,12 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     request_id: str
 
 
+class Confirm(msgspec.Struct, frozen=True, array_like=True, tag="confirm"):
+    """A request that was made on a guess is wanted."""
+
+    request_id: str
+
+
 class ClearCache(msgspec.Struct, frozen=True, array_like=True, tag="clear_cache"):
     """Forget every cached prefix that no running sequence uses."""
 
@@ -158,7 +164,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
         return EngineDead(self.message)
 
 
-ToEngine = Submit | Resume | Abort | ClearCache | AskTimeline | Ping | Drain | Shutdown
+ToEngine = Submit | Resume | Abort | Confirm | ClearCache | AskTimeline | Ping | Drain | Shutdown
 FromEngine = (
     Hello
     | ProgressStarted

@@ -37,6 +37,7 @@ from headrace.engine.messages import (
     AskTimeline,
     ChildStart,
     ClearCache,
+    Confirm,
     Drain,
     Failed,
     FromEngine,
@@ -264,6 +265,8 @@ class EngineProcess:
                 self._require_loop().resume(request, progress)
             case Abort(request_id):
                 self._require_loop().abort(request_id)
+            case Confirm(request_id):
+                self._require_loop().confirm(request_id)
             case ClearCache():
                 self._require_loop().clear_prefix_cache()
             case AskTimeline(question_id, request_id):

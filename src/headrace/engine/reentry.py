@@ -112,8 +112,9 @@ class Reentry:
         self._passed = []
         while self._newcomers:
             request = self._newcomers.popleft()
-            if self._streams.has(request.request_id):
-                self._send_or_refuse(Submit(request))
+            newcomer = self._streams.find(request.request_id)
+            if newcomer is not None:
+                self._send_or_refuse(Submit(newcomer.request))
 
     def _is_decided(self, stream: OutputStream) -> bool:
         """Whether the trial of ``stream`` is over: it ended, or it moved and, before the next one, has left.

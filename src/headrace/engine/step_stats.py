@@ -36,4 +36,5 @@ def step_stats(
         grammars=constraints.use(),
         prefix_restored_tokens=kv.stats.restored_tokens,
         tiers=None if kv.tiers.is_off else kv.tiers.use(),
+        num_free_seqs=meters.num_free_seqs,
     )

@@ -12,11 +12,13 @@ import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from itertools import chain
 
-from headrace.core.client import EngineInfo
+import msgspec
+
+from headrace.core.client import EngineInfo, StepStats
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, InvalidRequest, Overloaded
 from headrace.core.request import Request, RequestOutput, SequenceProgress
-from headrace.engine.messages import Abort, Submit
+from headrace.engine.messages import Abort, Confirm, Submit
 from headrace.engine.metrics import Metrics, RequestMeter
 from headrace.engine.questions import Questions
 
@@ -26,6 +28,7 @@ _MERGE_AT = 64
 _RETRY_AFTER_S = 1.0
 
 Send = Callable[[Submit | Abort], None]
+SendConfirm = Callable[[Confirm], None]
 
 
 def merge_outputs(outputs: list[RequestOutput]) -> RequestOutput:
@@ -118,6 +121,13 @@ class OutputStream:
     def has_moved(self) -> bool:
         """Whether every sequence has brought a token, or its end, since the request was last resumed."""
         return not self._unmoved
+
+    def confirm(self) -> None:
+        """The request was made on a guess and is wanted."""
+        place = self.request.program
+        if place is not None:
+            confirmed = msgspec.structs.replace(place, is_guess=False)
+            self.request = msgspec.structs.replace(self.request, program=confirmed)
 
     def note_resumption(self) -> None:
         """The engine carries on from ``progress`` now."""
@@ -222,8 +232,25 @@ class StreamTable:
         """Whether ``stream`` is open, and not another one under its id."""
         return self._streams.get(stream.request.request_id) is stream
 
-    def has(self, request_id: str) -> bool:
-        return request_id in self._streams
+    def find(self, request_id: str) -> OutputStream | None:
+        """The open stream of a request, if there is one."""
+        return self._streams.get(request_id)
+
+    @property
+    def num_open_seqs(self) -> int:
+        """Sequences that run, wait or are on their way to the engine."""
+        return sum(stream.num_open for stream in self._streams.values())
+
+    def num_spare_seqs(self, last_stats: StepStats | None) -> int:
+        """See ``GuessingClient.num_spare_seqs``; ``last_stats`` are of the engine's latest step."""
+        return 0 if last_stats is None else max(last_stats.num_free_seqs - self.num_open_seqs, 0)
+
+    def confirm(self, request_id: str, send: SendConfirm) -> None:
+        """Tell the engine that a guess was right; a later engine is told with the request itself."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.confirm()
+            send(Confirm(request_id))
 
     def admit_for(self, info: EngineInfo) -> None:
         """From now on admit as many sequences as that engine may run and let wait."""
@@ -310,7 +337,7 @@ class StreamTable:
     def _check_room(self, num_sequences: int) -> None:
         if self._max_open is None:
             return
-        num_open = sum(stream.num_open for stream in self._streams.values())
+        num_open = self.num_open_seqs
         if num_open + num_sequences > self._max_open:
             raise Overloaded(
                 f"{num_open} sequences run or wait and at most {self._max_open} may (max_num_seqs and "

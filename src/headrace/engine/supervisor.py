@@ -29,6 +29,7 @@ from headrace.engine.messages import (
     Abort,
     AskTimeline,
     ClearCache,
+    Confirm,
     Drain,
     Failed,
     FromEngine,
@@ -145,8 +146,6 @@ class EngineSupervisor:
         self.last_stats: StepStats | None = None
         self.num_restarts = 0
 
-    # what is known
-
     @property
     def info(self) -> EngineInfo:
         """What the latest engine said about itself. Raises ``EngineDead`` before the first was ready."""
@@ -182,6 +181,15 @@ class EngineSupervisor:
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets one output with ``FinishReason.ABORT`` per open sequence."""
         self._send(Abort(request_id))
+
+    @property
+    def num_spare_seqs(self) -> int:
+        """See ``GuessingClient.num_spare_seqs``."""
+        return self._streams.num_spare_seqs(self.last_stats)
+
+    async def confirm(self, request_id: str) -> None:
+        """See ``GuessingClient.confirm``."""
+        self._streams.confirm(request_id, self._send)
 
     async def clear_prefix_cache(self) -> None:
         """See ``ServedClient.clear_prefix_cache``."""
@@ -237,8 +245,8 @@ class EngineSupervisor:
             self._supervision.cancel()
             await asyncio.wait({self._supervision})
 
-    def _send(self, message: Submit | Abort | ClearCache | AskTimeline) -> None:
-        if not isinstance(message, Abort):
+    def _send(self, message: Submit | Abort | Confirm | ClearCache | AskTimeline) -> None:
+        if not isinstance(message, Abort | Confirm):
             self._check_takes_requests()
         if isinstance(message, Submit):
             self._reentry.submit(message.request)
@@ -301,7 +309,8 @@ class EngineSupervisor:
             self._watching.cancel()
         self._metrics.engine_lost()
         self.last_stats = None
-        level = logging.DEBUG if self._start_tells_failure else _level_of_end(was_up_since, self._closing is not None)
+        is_told = self._failure is not None and not self._first_ready.is_set()  # the failure to start tells of it
+        level = logging.DEBUG if is_told else _level_of_end(was_up_since, self._closing is not None)
         is_orderly = self._closing is not None and was_up_since is not None
         ending = await (child.stop(self._limits.stop_grace_s) if is_orderly else child.kill())
         logger.log(level, "the engine process (pid %d) %s", child.pid, ending.text)
@@ -309,16 +318,16 @@ class EngineSupervisor:
         self._reentry.engine_died(EngineDead(_ENDED), cause)
         return 0.0 if was_up_since is None else self._clock.now() - was_up_since
 
-    @property
-    def _start_tells_failure(self) -> bool:
-        return self._failure is not None and not self._first_ready.is_set()
-
     def _receive(self, message: FromEngine) -> None:
         now = self._clock.now()
         self._signs.note_message(now)
         match message:
             case Outputs(outputs, stats):
-                self._take_step(outputs, stats)
+                self._signs.note_tick(0.0, now)
+                self.last_stats = stats
+                self._metrics.observe_step(stats)
+                self._streams.deliver(outputs)
+                self._reentry.advance()
             case Pong(tick_age_s, expected_s, memory):
                 self._signs.note_tick(tick_age_s, now, expected_s)
                 self._metrics.observe_memory(memory)
@@ -331,17 +340,10 @@ class EngineSupervisor:
                 self._become_ready(info)
             case Failed():
                 self._failure = message
-                level = logging.DEBUG if self._start_tells_failure else logging.ERROR
+                level = logging.ERROR if self._first_ready.is_set() else logging.DEBUG
                 logger.log(level, "the engine process failed: %s", message.message)
             case _:
                 _show(message, self._progress)
-
-    def _take_step(self, outputs: list[RequestOutput], stats: StepStats) -> None:
-        self._signs.note_tick(0.0, self._clock.now())
-        self.last_stats = stats
-        self._metrics.observe_step(stats)
-        self._streams.deliver(outputs)
-        self._reentry.advance()
 
     def _become_ready(self, info: EngineInfo) -> None:
         assert self._child is not None

@@ -10,12 +10,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 
-from headrace.core.client import EngineInfo
+from headrace.core.client import EngineInfo, StepStats
 from headrace.core.clock import WallClock
 from headrace.core.errors import EngineDead, InvalidRequest, Overloaded
 from headrace.core.request import Request, RequestOutput
 from headrace.engine.loop import DrivenEngine
-from headrace.engine.messages import Abort, Submit
+from headrace.engine.messages import Abort, Confirm, Submit
 from headrace.engine.metrics import Metrics
 from headrace.engine.streams import StreamTable
 
@@ -27,9 +27,10 @@ class SteppedClient:
         self._engine = engine
         self._streams = StreamTable(Metrics(engine.info.model), WallClock())
         self._streams.admit_for(engine.info)
-        self._inbox: deque[Submit | Abort] = deque()
+        self._inbox: deque[Submit | Abort | Confirm] = deque()
         self._has_mail = asyncio.Event()
         self._failure: EngineDead | None = None
+        self._last_stats: StepStats | None = None
         self._stepping = asyncio.get_running_loop().create_task(self._run())
 
     @property
@@ -48,13 +49,22 @@ class SteppedClient:
         """End a request; its stream gets one output with ``FinishReason.ABORT`` per open sequence."""
         self._send(Abort(request_id))
 
+    @property
+    def num_spare_seqs(self) -> int:
+        """See ``GuessingClient.num_spare_seqs``."""
+        return self._streams.num_spare_seqs(self._last_stats)
+
+    async def confirm(self, request_id: str) -> None:
+        """See ``GuessingClient.confirm``."""
+        self._streams.confirm(request_id, self._send)
+
     async def close(self) -> None:
         """End what still runs, and let go of the engine."""
         self._fail(EngineDead("the engine's client was closed"))
         self._has_mail.set()
         await self._stepping
 
-    def _send(self, message: Submit | Abort) -> None:
+    def _send(self, message: Submit | Abort | Confirm) -> None:
         if self._failure is not None and isinstance(message, Submit):
             raise self._failure
         self._inbox.append(message)
@@ -65,12 +75,16 @@ class SteppedClient:
             while self._failure is None or self._inbox or self._engine.has_work:
                 self._take_mail()
                 if self._engine.has_work:
-                    self._streams.deliver(await asyncio.to_thread(self._engine.step))
+                    outputs, self._last_stats = await asyncio.to_thread(self._step)
+                    self._streams.deliver(outputs)
                 elif self._failure is None:
                     self._has_mail.clear()
                     await self._has_mail.wait()
         except Exception as error:
             self._fail(EngineDead(f"the engine failed ({type(error).__name__}: {error}); load the model again"))
+
+    def _step(self) -> tuple[list[RequestOutput], StepStats]:
+        return self._engine.step(), self._engine.stats()
 
     def _take_mail(self) -> None:
         while self._inbox:
@@ -82,6 +96,8 @@ class SteppedClient:
                         self._streams.refuse(request.request_id, error)
                 case Abort(request_id):
                     self._engine.abort(request_id)
+                case Confirm(request_id):
+                    self._engine.confirm(request_id)
 
     def _fail(self, error: EngineDead) -> None:
         """Fail what is open; what the engine still has of it is ended."""

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from headrace.cache.kv_cache import KVCacheManager
 from headrace.scheduler.chunks import num_matchable_tokens
 from headrace.scheduler.cost_model import StepCostModel
+from headrace.scheduler.guesses import GuessesLast
 from headrace.scheduler.meters import SchedulingMeters
 from headrace.scheduler.policy import FcfsPolicy, PriorityPolicy, SchedulerListener, SchedulingPolicy
 from headrace.scheduler.preemption import SwapChoice, SwapWhenCheaper
@@ -34,7 +35,8 @@ def build_scheduler(
     meters = SchedulingMeters(costs)
     chosen, heard = _POLICIES[policy](kv, limits, meters)
     swap_choice = SwapWhenCheaper(meters) if swap_choice is None else swap_choice
-    return Scheduler(kv, chosen, limits, meters, (*heard, *listeners), swap_choice)
+    policy_of_all = GuessesLast(chosen, limits.max_num_batched_tokens, meters)
+    return Scheduler(kv, policy_of_all, limits, meters, (*heard, *listeners), swap_choice)
 
 
 _Built = tuple[SchedulingPolicy, tuple[SchedulerListener, ...]]

@@ -4,9 +4,9 @@ Owns the order among those who wait and who of them is too late. It does not kno
 may hold or when anybody may start.
 
 Within a lane (sequences with similar targets) the tenant with the least service goes first, within a tenant the
-earliest deadline bucket, within a bucket the longest cached prefix, then the least to compute. Between lanes the
-earliest bucket decides. Nothing is sorted again as time passes: slack shrinks alike for all, so the moment a
-token is due is a fixed key. A step costs O(lanes * log waiting), and there are a handful of lanes.
+earliest deadline bucket, within a bucket the program nearest to its end, then the longest cached prefix, then the least
+to compute. Between lanes the earliest bucket decides. Nothing is sorted again as time passes: slack shrinks alike for
+all, so the moment a token is due is a fixed key. A step costs O(lanes * log waiting), and there are a handful of lanes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_SCALE: Final = 32
 _GAVE_WAY: Final = -math.inf
 """Cutoff of one that gave way."""
 
-_Key = tuple[int, int, int, float, int]
+_Key = tuple[int, int, int, int, float, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +70,8 @@ class Waiter:
         seq = self.seq
         bucket = math.floor(due / BUCKET_S)
         num_missing = len(seq.token_ids) - self.num_cached
-        self.key = (bucket, -self.num_cached, num_missing, seq.request.order_time, seq.seq_id)
+        request = seq.request
+        self.key = (bucket, request.num_tokens_left, -self.num_cached, num_missing, request.order_time, seq.seq_id)
 
 
 class TenantLane:

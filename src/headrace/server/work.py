@@ -1,25 +1,30 @@
 """Work of this server's own behind one HTTP request: done while its client waits, dropped when the client leaves.
 
-Owns that race, and the calls' place in the server's counters. It does not know what the work is.
+Owns the reading of such a request, that race, and the calls' place in the server's counters. It does not know what the
+work is.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import msgspec
+from starlette.requests import Request as HttpRequest
 
-from headrace.core.client import EngineClient, EngineInfo
+from headrace.core.client import EngineInfo, GuessingClient
 from headrace.core.errors import RequestAborted
 from headrace.core.request import Request, RequestOutput
 from headrace.core.service_level import ServiceTerms
 from headrace.program.engine_backend import EngineBackend, Owner
 from headrace.server.access_log import Receive, Scope, Send, record_of
 from headrace.server.context import ServerContext
-from headrace.server.json_body import ignored_fields_headers
+from headrace.server.json_body import BodyType, ignored_fields_headers
+from headrace.server.limits import read_body
+from headrace.server.protocol_common import GenerationFields, WorkBody
 from headrace.server.traffic import Traffic
 
 T = TypeVar("T")
@@ -28,9 +33,9 @@ Work = Callable[[], Coroutine[Any, Any, msgspec.Struct]]
 
 
 class CountedClient:
-    """An ``EngineClient`` whose requests show in the server's counters."""
+    """A ``GuessingClient`` whose requests show in the server's counters."""
 
-    def __init__(self, client: EngineClient, traffic: Traffic) -> None:
+    def __init__(self, client: GuessingClient, traffic: Traffic) -> None:
         self._client = client
         self._traffic = traffic
 
@@ -55,6 +60,42 @@ class CountedClient:
 
     async def abort(self, request_id: str) -> None:
         await self._client.abort(request_id)
+
+    @property
+    def num_spare_seqs(self) -> int:
+        return self._client.num_spare_seqs
+
+    async def confirm(self, request_id: str) -> None:
+        await self._client.confirm(request_id)
+
+
+B = TypeVar("B", bound=WorkBody)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[B]):
+    """The body of one HTTP request, with what its work runs on."""
+
+    context: ServerContext
+    http: HttpRequest
+    value: B
+    model: str
+    ignored_fields: tuple[str, ...]
+
+    def backend(self, fields: GenerationFields) -> EngineBackend:
+        """Where its calls go; ``fields`` say on whose behalf and how soon."""
+        terms = self.context.desk.terms(fields, self.http.scope["headers"])
+        return backend_for(self.context, terms, self.value.cache_salt)
+
+
+@asynccontextmanager
+async def asked(context: ServerContext, http: HttpRequest, body_type: BodyType[B]) -> AsyncIterator[Asked[B]]:
+    """Read a body. What is refused here and in the block that reads on counts as a rejected request."""
+    context.check_serving()
+    data = await read_body(http.receive, context.config.max_body_bytes)
+    with context.counted_rejections():
+        body = body_type.decode(data, context.config.max_json_depth)
+        yield Asked(context, http, body.value, context.served_name(body.value.model), body.ignored_fields)
 
 
 def backend_for(context: ServerContext, terms: ServiceTerms, cache_salt: str | None) -> EngineBackend:
