@@ -31,6 +31,7 @@ class PaperBackend:
     fail_after: str | None = None
     calls: list[tuple[Document, Call]] = field(default_factory=list)
     scored: list[tuple[Document, tuple[str, ...]]] = field(default_factory=list)
+    num_spare: int = 0
     num_running: int = 0
     most_running: int = 0
     num_cancelled: int = 0
@@ -38,7 +39,7 @@ class PaperBackend:
     def __post_init__(self) -> None:
         self.gate = asyncio.Event()
 
-    async def generate(self, document: Document, call: Call, on_text: OnText) -> Generated:
+    async def generate(self, document: Document, call: Call, on_text: OnText | None) -> Generated:
         self.calls.append((document, call))
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
@@ -50,7 +51,7 @@ class PaperBackend:
         finally:
             self.num_running -= 1
 
-    async def _generate(self, document: Document, call: Call, on_text: OnText) -> Generated:
+    async def _generate(self, document: Document, call: Call, on_text: OnText | None) -> Generated:
         if self.hold_after is not None and document.transcript().endswith(self.hold_after):
             await self.gate.wait()
         if self.fail_after is not None and document.transcript().endswith(self.fail_after):
@@ -63,7 +64,8 @@ class PaperBackend:
             text, reason = text[: call.sampling.max_tokens], "length"
         for char in text:
             await asyncio.sleep(0)
-            on_text(char)
+            if on_text is not None:
+                on_text(char)
         texts = tuple(text + "'" * index for index in range(call.sampling.n))
         return Generated(texts, f"call-{len(self.calls)}", reason, stop, len(document.transcript()), len(text), 0)
 
@@ -75,6 +77,9 @@ class PaperBackend:
     def _score(self, choice: str) -> ChoiceScore:
         value = -0.1 if choice in self.favourites else -float(len(choice))
         return ChoiceScore(tuple(choice.encode()), (value,) * len(choice))
+
+    def num_spare_calls(self) -> int:
+        return self.num_spare
 
     def transcript(self, document: Document) -> str:
         return document.transcript()

@@ -13,7 +13,9 @@ import pytest
 from headrace import program as sgl
 from headrace.core.errors import ProgramError
 from headrace.program import Runtime, assistant, function, gen, select, system, user
+from headrace.program.backend import Call, Generated, OnText
 from headrace.program.document import Document
+from headrace.program.graph import as_text
 from tests.program.fakes import PaperBackend, paper_runtime
 
 
@@ -236,6 +238,56 @@ def test_a_stream_of_a_program_that_fails_ends_with_its_error(runtime: Runtime, 
     state = two_turns.run("Why?", backend=runtime, stream=True)
     with pytest.raises(ProgramError, match="the prompt is refused"):
         list(state.text_iter())
+
+
+def test_a_scope_captures_what_is_written_in_it(runtime: Runtime) -> None:
+    @function
+    def program(s):
+        s += user("Q") + sgl.assistant_begin() + "It is "
+        with s.var_scope("answer"):
+            s += "about " + gen("number", max_tokens=2) + "!"
+        s += " Done." + sgl.assistant_end()
+
+    state = program.run(backend=runtime)
+    assert state["answer"] == f"about {state['number']}!"
+    assert "capture answer begins" in as_text(program.trace())
+
+    @function
+    def torn(s):
+        with s.var_scope("answer"):
+            s += user("Q")
+
+    with pytest.raises(ProgramError, match="a message began or ended in between"):
+        torn.run(backend=runtime)
+
+
+def test_thoughts_are_captured_apart_and_are_no_part_of_the_text(runtime: Runtime, backend: PaperBackend) -> None:
+    backend.answer = lambda document: "<think>\nlong\n</think>\n\nshort"
+
+    @function
+    def program(s):
+        s += user("Q") + assistant(sgl.separate_reasoning(gen("answer"), model_type="qwen3"))
+
+    state = program.run(backend=runtime)
+    assert (state["answer"], state["answer_reasoning_content"]) == ("short", "long")
+    assert state.messages()[-1]["content"] == "short"
+    backend.answer = lambda document: "for ever"
+    assert program.run(backend=runtime)["answer_reasoning_content"] == "for ever"
+    with pytest.raises(ProgramError, match="model_type is 'gpt' but must be one of deepseek-r1"):
+        function(lambda s: sgl.separate_reasoning(gen("answer"), "gpt")).run(backend=runtime)
+
+
+def test_text_is_told_of_token_by_token_only_to_who_reads_along(runtime: Runtime, backend: PaperBackend) -> None:
+    heard = []
+
+    async def generate(document: Document, call: Call, on_text: OnText | None) -> Generated:
+        heard.append(on_text is not None)
+        return await PaperBackend.generate(backend, document, call, on_text)
+
+    backend.generate = generate  # type: ignore[method-assign]
+    two_turns.run("Why?", backend=runtime)
+    assert "".join(two_turns.stream("Why?", backend=runtime).text_iter()) != ""
+    assert heard == [False, False, True, True]
 
 
 # -- types -----------------------------------------------------------------------------------------------

@@ -118,10 +118,10 @@ def test_a_distribution_says_its_best_its_mean_and_its_confidence() -> None:
 
 def test_questions_show_their_options_under_labels_none_of_which_begins_another() -> None:
     few = Question.one_of("Which?", [Option("red"), Option("blue", "like the sky")])
-    assert few.text() == "Which?\nA) red\nB) blue: like the sky\nAnswer with one of A to B."
+    assert few.text() == "Answer with one of A to B.\nWhich?\nA) red\nB) blue: like the sky"
     many = Question.one_of("Which?", [Option(str(number)) for number in range(255)])
     assert len(set(map(len, many.labels))) == 1
-    assert Question.yes_or_no("So?", yes="it is").text() == "So?\nYes: it is\nAnswer Yes or No."
+    assert Question.yes_or_no("So?", yes="it is").text() == "Answer with Yes or No.\nSo?\nYes: it is"
     with pytest.raises(InvalidRequest, match="1 options but must have between 2 and 255"):
         Question.one_of("Which?", [Option("only")])
 

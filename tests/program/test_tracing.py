@@ -28,7 +28,7 @@ from headrace.program.ir import (
     from_json,
     to_json,
 )
-from headrace.program.run import Run
+from headrace.program.run import Listeners, Run
 from headrace.program.runtime import Runtime
 from tests.program.fakes import PaperBackend, paper_runtime
 
@@ -106,7 +106,8 @@ def test_a_trace_runs_as_its_program_does(runtime: Runtime) -> None:
     captures: dict[str, object] = {}
 
     async def run() -> str:
-        run = Run(runtime._backend, SamplingChoice(), "p", None, lambda name, c: captures.setdefault(name, c.value))
+        listeners = Listeners(None, lambda name, capture: captures.setdefault(name, capture.value))
+        run = Run(runtime._backend, SamplingChoice(), "p", listeners)
         stream = start(judge.trace(), run, {"essay": "Trees."})
         await run.wait()
         return (await stream.document()).transcript()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,35 +13,13 @@ from headrace.engine.loop import DrivenEngine
 from headrace.engine.reasoning import ReasoningHabit
 from headrace.engine.request_builder import RequestBuilder
 from headrace.llm.prompts import ChatMessages
+from headrace.program.encoding import ProgramChat, ProgramTokenizer
 
 
-class OfflineTokenizer(Protocol):
+class OfflineTokenizer(ProgramTokenizer, Protocol):
     """What offline generation needs of a tokenizer; thread-safe."""
 
-    @property
-    def bos_token_id(self) -> int | None: ...
-
-    @property
-    def eos_token_id(self) -> int | None: ...
-
-    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str: ...
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
-
     def token_text(self, token_id: int) -> str: ...
-
-
-class ChatEncoder(Protocol):
-    """A chat template with its tokenizer. Text of messages never becomes a control token."""
-
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        *,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        template_kwargs: Mapping[str, object],
-    ) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +28,7 @@ class LoadedModel:
 
     engine: DrivenEngine
     tokenizer: OfflineTokenizer
-    chat: ChatEncoder | None
+    chat: ProgramChat | None
     reasoning: ReasoningHabit | None = None
 
     def request_builder(self, default_seed: int | None) -> RequestBuilder:

@@ -35,7 +35,8 @@ from headrace.llm.prompts import (
 )
 from headrace.llm.runner import Runner
 from headrace.llm.stepped_client import SteppedClient
-from headrace.program.engine_backend import DocumentEncoder, EngineBackend
+from headrace.program.encoding import DocumentEncoder
+from headrace.program.engine_backend import EngineBackend
 from headrace.program.function import Function
 from headrace.program.runtime import Runtime
 from headrace.program.state import ProgramState

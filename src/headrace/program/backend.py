@@ -5,6 +5,7 @@ Owns the words between the interpreter and a backend. It does not know any of th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,12 +33,33 @@ FREE = Form()
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a program a call stands.
+
+    ``num_tokens_left`` is how much is to be generated from it on along the longest chain of calls that wait for each
+    other, as far as is known. ``wanted`` is kept once it is certain that the call's answer is wanted; without it, it
+    always was.
+    """
+
+    program_id: str = ""
+    num_tokens_left: int = 0
+    wanted: asyncio.Future[None] | None = None
+
+    @property
+    def is_guess(self) -> bool:
+        return self.wanted is not None and not self.wanted.done()
+
+
+NOWHERE = Place()
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a program: how to sample, what form, and which program it is part of."""
+    """One call of a program: how to sample, what form, and where in the program it stands."""
 
     sampling: SamplingParams
     form: Form = FREE
-    program_id: str = ""
+    place: Place = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +110,19 @@ class Scores:
 class Backend(Protocol):
     """Runs calls. All methods belong to one event loop; several calls run at the same time.
 
-    Cancelling a call ends it and frees what it held.
+    A call on a guess (``Place.is_guess``) may take from no other. Cancelling a call ends it and frees what it held.
     """
 
-    async def generate(self, document: Document, call: Call, on_text: OnText) -> Generated:
-        """Continue a document. Raises the errors of ``core.errors``."""
+    async def generate(self, document: Document, call: Call, on_text: OnText | None) -> Generated:
+        """Continue a document; without ``on_text`` nobody reads along. Raises the errors of ``core.errors``."""
         ...
 
     async def score(self, document: Document, choices: Sequence[str], call: Call) -> Scores:
         """Score ``choices`` as continuations of a document, all at once."""
+        ...
+
+    def num_spare_calls(self) -> int:
+        """How many more calls would run now at no cost to those that do; 0 where nobody can tell."""
         ...
 
     def transcript(self, document: Document) -> str:

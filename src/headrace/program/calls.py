@@ -26,20 +26,20 @@ class Selection:
     meta: dict[str, object]
 
 
-async def generate(run: Run, node: Gen, document: Document, on_text: OnText) -> Generated:
-    """Continue a document as ``node`` says."""
+async def generate(run: Run, node: Gen, document: Document, num_tokens_left: int, on_text: OnText | None) -> Generated:
+    """Continue a document as ``node`` says; ``num_tokens_left`` is told to the backend as the call's place."""
     _check_can_write(document, "gen")
     sampling = sampling_params(node.sampling.over(run.defaults))
-    call = Call(sampling, Form(node.regex, node.json_schema), run.program_id)
+    call = Call(sampling, Form(node.regex, node.json_schema), run.place(num_tokens_left))
     generated = await run.backend.generate(document, call, on_text)
     run.usage.add(generated.num_prompt_tokens, generated.num_cached_tokens, generated.num_output_tokens)
     return generated
 
 
-async def select(run: Run, node: Select, document: Document) -> Selection:
+async def select(run: Run, node: Select, document: Document, num_tokens_left: int) -> Selection:
     """Score the choices of ``node`` after a document, and take the best."""
     _check_can_write(document, "select")
-    call = Call(_SCORING, program_id=run.program_id)
+    call = Call(_SCORING, place=run.place(num_tokens_left))
     scores = await _score(run, document, node, call)
     alone = await _score(run, Document(), node, call) if needs_unconditional(node.method) else Scores(())
     decision = choose(node.method, scores.choices, alone.choices)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -19,7 +18,7 @@ from headrace.program.api_client import ApiClient
 from headrace.program.backend import FREE, Call, ChoiceScore, Generated, OnText, Scores
 from headrace.program.document import Document, Turn
 from headrace.program.runtime import Runtime
-from headrace.program.server_backend import Answer, form_fields, sampling_fields
+from headrace.program.server_backend import Answer, ask, form_fields, sampling_fields
 
 DEFAULT_SPEC_TOKENS = 256
 _MAX_AHEAD = 1024
@@ -59,11 +58,11 @@ class ChatOnlyBackend:
         self._num_spec_tokens = num_spec_tokens
         self._ahead: OrderedDict[tuple[str, tuple[Turn, ...]], _Ahead] = OrderedDict()
 
-    async def generate(self, document: Document, call: Call, on_text: OnText) -> Generated:
+    async def generate(self, document: Document, call: Call, on_text: OnText | None) -> Generated:
         """See ``Backend.generate``."""
         if not document.is_chat or document.role not in (None, "assistant"):
             raise InvalidRequest("this endpoint answers conversations only; put gen into assistant(), after user()")
-        if document.content and (call.program_id, document.turns) in self._ahead:
+        if document.content and (call.place.program_id, document.turns) in self._ahead:
             return self._served(document, call, on_text)
         is_cut = bool(call.sampling.stop) and self._num_spec_tokens > 0
         if (document.content or is_cut) and call.sampling.n == 1:
@@ -72,7 +71,7 @@ class ChatOnlyBackend:
 
     async def score(self, document: Document, choices: Sequence[str], call: Call) -> Scores:
         """Ask for one of the choices. Nothing is known but which: it gets 0, the others minus infinity."""
-        ahead = self._ahead.get((call.program_id, document.turns))
+        ahead = self._ahead.get((call.place.program_id, document.turns))
         if document.content and ahead is not None and ahead.text.startswith(document.content):
             rest = ahead.text[len(document.content) :]
             for choice in sorted(choices, key=len, reverse=True):
@@ -81,6 +80,10 @@ class ChatOnlyBackend:
         chosen = await self._ask_choice(document, choices)
         return _only(choices, chosen)
 
+    def num_spare_calls(self) -> int:
+        """See ``Backend.num_spare_calls``; a server does not tell."""
+        return 0
+
     def transcript(self, document: Document) -> str:
         """See ``Backend.transcript``; in ChatML, since the endpoint does not tell its template."""
         return document.transcript()
@@ -88,29 +91,26 @@ class ChatOnlyBackend:
     async def close(self) -> None:
         await self._client.close()
 
-    async def _ask(self, document: Document, call: Call, on_text: OnText) -> Generated:
+    async def _ask(self, document: Document, call: Call, on_text: OnText | None) -> Generated:
         body = {"model": self._model, "messages": _asked(document), **sampling_fields(call.sampling)}
-        body |= {**form_fields(call.form), "stream": True, "stream_options": {"include_usage": True}}
-        answer = Answer(call.sampling.n, on_text)
-        async with aclosing(self._client.events("/v1/chat/completions", body)) as events:
-            async for event in events:
-                answer.take(event)
-        return answer.generated()
+        body |= form_fields(call.form)
+        return await ask(self._client, "/v1/chat/completions", body, Answer(call.sampling.n, on_text))
 
-    async def _speculate(self, document: Document, call: Call, on_text: OnText) -> Generated:
+    async def _speculate(self, document: Document, call: Call, on_text: OnText | None) -> Generated:
         """Let the model write the message past where the program wants it cut, and keep the rest for what follows."""
         max_tokens = (call.sampling.max_tokens or 0) + self._num_spec_tokens
         sampling = msgspec.structs.replace(call.sampling, stop=(), max_tokens=max_tokens)
         begun = Document(turns=document.turns, role="assistant")
-        whole = await self._ask(begun, Call(sampling, FREE, call.program_id), lambda text: None)
+        whole = await self._ask(begun, Call(sampling, FREE, call.place), None)
         while len(self._ahead) >= _MAX_AHEAD:
             self._ahead.popitem(last=False)
-        self._ahead[call.program_id, document.turns] = _Ahead(whole.texts[0], whole.finish_reason == "stop", whole)
+        ahead = _Ahead(whole.texts[0], whole.finish_reason == "stop", whole)
+        self._ahead[call.place.program_id, document.turns] = ahead
         return self._served(document, call, on_text)
 
-    def _served(self, document: Document, call: Call, on_text: OnText) -> Generated:
+    def _served(self, document: Document, call: Call, on_text: OnText | None) -> Generated:
         """The next part of a message from what was written ahead. Raises ``InvalidRequest`` where that disagrees."""
-        ahead = self._ahead.get((call.program_id, document.turns))
+        ahead = self._ahead.get((call.place.program_id, document.turns))
         if ahead is None or not ahead.text.startswith(document.content):
             raise InvalidRequest(
                 "this endpoint cannot go on with a message that the program has begun, and what it wrote by itself "
@@ -125,7 +125,8 @@ class ChatOnlyBackend:
                 "num_spec_tokens"
             )
         end, stop = min(cuts) if cuts else (len(rest), None)
-        on_text(rest[:end])
+        if on_text is not None:
+            on_text(rest[:end])
         return replace(ahead.generated, texts=(rest[:end],), finish_reason="stop", stop_reason=stop)
 
     async def _ask_choice(self, document: Document, choices: Sequence[str]) -> str:

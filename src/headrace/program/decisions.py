@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from headrace.core.errors import InvalidRequest
 from headrace.program.document import Document, Turn
-from headrace.program.engine_backend import DocumentEncoder, EngineBackend
+from headrace.program.encoding import DocumentEncoder
+from headrace.program.engine_backend import EngineBackend
 from headrace.program.scoring import Continuation
 
 MAX_QUESTIONS = 400
@@ -53,13 +54,13 @@ class Question:
         return cls(instructions, tuple(options), _labels(len(options)))
 
     def text(self) -> str:
-        """The question as the model is shown it."""
+        """The question as the model is shown it: first how to answer, which many questions have in common."""
         if self.labels == ("Yes", "No"):
             meanings = [f"{option.text}: {option.description}" for option in self.options if option.description]
-            return "\n".join([self.instructions, *meanings, "Answer Yes or No."])
+            return "\n".join(["Answer with Yes or No.", self.instructions, *meanings])
         shown = zip(self.labels, self.options, strict=True)
         lines = [f"{label}) {_described(option)}" for label, option in shown]
-        return "\n".join([self.instructions, *lines, f"Answer with one of {self.labels[0]} to {self.labels[-1]}."])
+        return "\n".join([f"Answer with one of {self.labels[0]} to {self.labels[-1]}.", self.instructions, *lines])
 
 
 @dataclass(frozen=True, slots=True)

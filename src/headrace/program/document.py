@@ -65,8 +65,8 @@ class Document:
         """The text added after ``start``, which this document grew from, within the same open turn."""
         if (self.turns, self.role) != (start.turns, start.role):
             raise InvalidRequest(
-                "the branches began or ended a message, so their texts cannot be appended to the parent's; join "
-                "with gather_variable, or begin and end the message around the fork"
+                "a message began or ended in between, so what was added is no text of its own; begin and end messages "
+                "around a scope or a fork, or join the fork with gather_variable"
             )
         return self.content[len(start.content) :] if self.role is not None else self.text[len(start.text) :]
 

@@ -1,8 +1,7 @@
-"""Programs on an engine of ours: documents become tokens, calls become requests.
+"""Programs on an engine of ours: calls become requests.
 
-Owns the tokens of a document: a plain text is encoded whole, a conversation goes through the model's template, so
-that a program's call is the very call a client would make by hand, and finds the same cached prefix. It does not know
-programs, nor where the engine runs.
+Owns the requests of programs and the reading of what comes of them. It does not know programs, nor where the engine
+runs.
 """
 
 from __future__ import annotations
@@ -10,102 +9,29 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from headrace.core.client import EngineClient
+from headrace.core.client import GuessingClient
 from headrace.core.clock import Clock
-from headrace.core.errors import InvalidRequest, RequestAborted
+from headrace.core.errors import RequestAborted
 from headrace.core.request import FinishReason, ProgramPlace, Request, RequestOutput
 from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import DEFAULT_TERMS, ServiceTerms
 from headrace.engine.request_builder import RequestBuilder
-from headrace.program.backend import Call, Generated, OnText, Scores
+from headrace.program.backend import NOWHERE, Call, Generated, OnText, Place, Scores
 from headrace.program.document import Document
+from headrace.program.encoding import DocumentEncoder
 from headrace.program.forms import structured_outputs
-from headrace.program.scoring import Continuation, ScoreCall, ScoreReply, continuation, plan_calls, read_scores
+from headrace.program.scoring import Continuation, ScoreCall, ScoreReply, plan_calls, read_scores
 
 T = TypeVar("T")
 
 _MAX_REMEMBERED_PROGRAMS = 4096
-
-
-class ProgramTokenizer(Protocol):
-    """What programs need of a tokenizer; safe to use from several threads."""
-
-    @property
-    def bos_token_id(self) -> int | None: ...
-
-    @property
-    def eos_token_id(self) -> int | None: ...
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
-
-    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str: ...
-
-
-class ProgramChat(Protocol):
-    """A chat template with its tokenizer."""
-
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        *,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        template_kwargs: Mapping[str, object],
-    ) -> list[int]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentEncoder:
-    """Documents as the tokens a model sees. Immutable; its methods may take long and are for worker threads."""
-
-    tokenizer: ProgramTokenizer
-    chat: ProgramChat | None
-
-    def encode(self, document: Document) -> list[int]:
-        """Tokens of a document up to where it goes on. Raises ``InvalidRequest``."""
-        if document.is_chat:
-            return self._encode_chat(document)
-        if document.text:
-            return self.tokenizer.encode(document.text)
-        return [self._first_id()]
-
-    def continuations(self, document: Document, choices: Sequence[str]) -> list[Continuation]:
-        """Each choice as a continuation of a document."""
-        prompt_ids = self.encode(document)
-        if document == Document():  # a text of its own would begin with the begin token only where models have one
-            return [
-                Continuation((*prompt_ids, *self.tokenizer.encode(choice, add_special_tokens=False)), len(prompt_ids))
-                for choice in choices
-            ]
-        return [continuation(prompt_ids, self.encode(document.with_text(choice))) for choice in choices]
-
-    def _encode_chat(self, document: Document) -> list[int]:
-        if self.chat is None:
-            raise InvalidRequest(
-                "this model has no chat template, so a program for it cannot use system(), user() and assistant(); "
-                "append plain text, or give the model a template with --chat-template"
-            )
-        messages = document.messages()
-        answers = document.role is None or (document.role == "assistant" and not document.content)
-        if document.role is not None and answers:
-            messages.pop()
-        return self.chat.encode_chat(
-            messages, add_generation_prompt=answers, continue_final_message=not answers, template_kwargs={}
-        )
-
-    def _first_id(self) -> int:
-        """A token to begin a text with: the model's own, or the one that ends the text before."""
-        for token_id in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
-            if token_id is not None:
-                return token_id
-        raise InvalidRequest("the program generates before it has any text; append some first")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +46,14 @@ NOBODY = Owner()
 
 
 class EngineBackend:
-    """Implements ``Backend`` over an ``EngineClient`` of the same event loop.
+    """Implements ``Backend`` over a ``GuessingClient`` of the same event loop.
 
     ``on_close`` closes what belongs to the backend, if anything does; the client is somebody else's otherwise.
     """
 
     def __init__(
         self,
-        client: EngineClient,
+        client: GuessingClient,
         encoder: DocumentEncoder,
         builder: RequestBuilder,
         clock: Clock,
@@ -145,20 +71,20 @@ class EngineBackend:
         self._token = secrets.token_hex(6)
         self._slots = asyncio.Semaphore(2 * client.info.max_num_seqs)  # no program fills the queue for all others
 
-    async def generate(self, document: Document, call: Call, on_text: OnText) -> Generated:
+    async def generate(self, document: Document, call: Call, on_text: OnText | None) -> Generated:
         """See ``Backend.generate``."""
         request = await asyncio.to_thread(self._request, document, call)
         texts = [""] * call.sampling.n
         num_output_tokens = 0
         last: RequestOutput | None = None
-        async with self._slots, aclosing(self._client.generate(request)) as outputs:
+        async with aclosing(self._outputs(request, call.place)) as outputs:
             async for output in outputs:
-                _check(output)
                 texts[output.index] += output.text
                 num_output_tokens += len(output.token_ids)
                 if output.index == 0:
-                    on_text(output.text)
                     last = output
+                    if on_text is not None:
+                        on_text(output.text)
         assert last is not None
         assert last.finish_reason is not None
         return Generated(
@@ -174,18 +100,22 @@ class EngineBackend:
     async def score(self, document: Document, choices: Sequence[str], call: Call) -> Scores:
         """See ``Backend.score``."""
         continuations = await asyncio.to_thread(self._encoder.continuations, document, choices)
-        return await self.score_tokens(continuations, call.program_id)
+        return await self.score_tokens(continuations, call.place)
 
-    async def score_tokens(self, continuations: Sequence[Continuation], program_id: str = "") -> Scores:
+    async def score_tokens(self, continuations: Sequence[Continuation], place: Place = NOWHERE) -> Scores:
         """Score rows of tokens, all at once."""
         calls = plan_calls(continuations)
-        outcomes = await all_or_none([self._score(call, program_id) for call in calls])
+        outcomes = await all_or_none([self._score(call, place) for call in calls])
         return Scores(
             choices=read_scores(continuations, calls, [reply for reply, _ in outcomes]),
             num_prompt_tokens=sum(len(call.token_ids) for call in calls),
             num_cached_tokens=sum(num_cached for _, num_cached in outcomes),
             num_cached_before=min(num_cached for _, num_cached in outcomes),
         )
+
+    def num_spare_calls(self) -> int:
+        """See ``Backend.num_spare_calls``."""
+        return self._client.num_spare_seqs
 
     def transcript(self, document: Document) -> str:
         """See ``Backend.transcript``."""
@@ -200,9 +130,9 @@ class EngineBackend:
 
     def _request(self, document: Document, call: Call) -> Request:
         sampling = structured_outputs(call.sampling, call.form)
-        return self._built(self._encoder.encode(document), sampling, call.program_id)
+        return self._built(self._encoder.encode(document), sampling, call.place)
 
-    def _built(self, token_ids: Sequence[int], sampling: SamplingParams, program_id: str) -> Request:
+    def _built(self, token_ids: Sequence[int], sampling: SamplingParams, place: Place) -> Request:
         now = self._clock.now()
         request = self._builder.build(
             f"program-{self._token}-{next(self._numbers)}",
@@ -212,16 +142,34 @@ class EngineBackend:
             terms=self._owner.terms,
             cache_salt=self._owner.cache_salt,
         )
-        return msgspec.structs.replace(request, program=self._place(program_id, now)) if program_id else request
+        return msgspec.structs.replace(request, program=self._place(place, now)) if place.program_id else request
 
-    def _place(self, program_id: str, now: float) -> ProgramPlace:
+    def _place(self, place: Place, now: float) -> ProgramPlace:
         """Where a call stands: its program began with the first call that was made for it."""
-        began = self._began.setdefault(program_id, now)
+        began = self._began.setdefault(place.program_id, now)
         if len(self._began) > _MAX_REMEMBERED_PROGRAMS:
             self._began.pop(next(iter(self._began)))
-        return ProgramPlace(program_id, began)
+        return ProgramPlace(place.program_id, began, place.num_tokens_left, place.is_guess)
 
-    async def _score(self, call: ScoreCall, program_id: str) -> tuple[ScoreReply, int]:
+    async def _outputs(self, request: Request, place: Place) -> AsyncGenerator[RequestOutput, None]:
+        """What comes of a request, once it is its turn. Raises what it failed with."""
+        async with self._slots, aclosing(self._client.generate(request)) as outputs:
+            confirming = None if place.wanted is None else asyncio.ensure_future(self._confirm(request, place.wanted))
+            try:
+                async for output in outputs:
+                    _check(output)
+                    yield output
+            finally:
+                if confirming is not None:
+                    confirming.cancel()
+
+    async def _confirm(self, request: Request, wanted: asyncio.Future[None]) -> None:
+        """Tell the engine once a request that is a guess is wanted."""
+        if request.is_guess:
+            await asyncio.wait((wanted,))
+            await self._client.confirm(request.request_id)
+
+    async def _score(self, call: ScoreCall, place: Place) -> tuple[ScoreReply, int]:
         sampling = SamplingParams(
             temperature=0.0,
             max_tokens=1,
@@ -229,13 +177,12 @@ class EngineBackend:
             prompt_logprobs_start=call.start,
             logprob_token_ids=call.next_ids,
         )
-        request = self._built(call.token_ids, sampling, program_id)
+        request = self._built(call.token_ids, sampling, place)
         logprobs: list[float] = []
         following: dict[int, float] = {}
         num_cached = 0
-        async with self._slots, aclosing(self._client.generate(request)) as outputs:
+        async with aclosing(self._outputs(request, place)) as outputs:
             async for output in outputs:
-                _check(output)
                 logprobs += [entry.logprob for entry in output.prompt_logprobs if entry is not None]
                 following |= {token_id: logprob for entry in output.logprobs for token_id, logprob in entry.top}
                 num_cached = output.usage.num_cached_tokens

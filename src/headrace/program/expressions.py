@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict, Union, Unpack
 
+from msgspec.structs import replace
+
 from headrace.core.errors import InvalidRequest
 from headrace.program.forms import TypedForm, form_of, schema_text
 from headrace.program.ir import (
@@ -25,6 +27,7 @@ from headrace.program.ir import (
     check_name,
 )
 from headrace.program.placeholders import Placeholder, check_constant
+from headrace.program.reasoning import tags_of
 
 Appendable: TypeAlias = Union["Expression", str, Placeholder, None]
 
@@ -130,6 +133,15 @@ def select(
     for choice in choices:
         check_constant(choice, "a choice")
     return Expression((Select(choices=tuple(choices), name=name, method=_method(choices_method)),))
+
+
+def separate_reasoning(content: Appendable, model_type: str) -> Expression:
+    """``content`` of a model that thinks before it answers: its thoughts are captured under the names of its ``gen``
+    with ``_reasoning_content`` after them, and left out of the text. ``model_type`` is SGLang's name of a family."""
+    tags = tags_of(model_type)
+    whole = expression(content)
+    nodes = tuple(replace(node, reasoning=tags) if isinstance(node, Gen) else node for node in whole.nodes)
+    return Expression(nodes, whole.kinds)
 
 
 def system(content: Appendable = None) -> Expression:

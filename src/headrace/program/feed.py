@@ -17,11 +17,20 @@ class Feed:
         self._is_over = False
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
+        self._onward: Feed | None = None
 
     def put(self, name: str | None, text: str) -> None:
         if text:
             self._pieces.append((name, text))
             self._wake()
+            if self._onward is not None:
+                self._onward.put(name, text)
+
+    def flow_into(self, other: Feed) -> None:
+        """Put everything into ``other`` too: what there is now, and what comes."""
+        for name, text in self._pieces:
+            other.put(name, text)
+        self._onward = other
 
     def end(self, error: BaseException | None = None) -> None:
         """Nothing comes any more; readers get ``error`` once they have read what there is."""

@@ -23,7 +23,7 @@ from headrace.program.ir import Program, SamplingChoice
 from headrace.program.names import Names
 from headrace.program.placeholders import Placeholder
 from headrace.program.places import place_of
-from headrace.program.run import Run
+from headrace.program.run import Listeners, Run
 from headrace.program.running import RunningSink
 from headrace.program.runtime import Runtime
 from headrace.program.state import ProgramState
@@ -196,7 +196,9 @@ class _Execution:
         backend = runtime.backend
 
         async def make() -> Run:
-            return Run(backend, invocation.defaults, f"{function.name}-{secrets.token_hex(6)}")
+            program_id = f"{function.name}-{secrets.token_hex(6)}"
+            listeners = Listeners(reads_feeds=invocation.is_streamed)
+            return Run(backend, invocation.defaults, program_id, listeners, runtime.speculation)
 
         return cls(function, invocation, runtime.wait(make()))
 

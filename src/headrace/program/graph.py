@@ -10,7 +10,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from headrace.program.ir import Branch, Fork, Gen, Join, Node, Program, RoleBegin, RoleEnd, Select, Text, Value
+from headrace.program.ir import (
+    Branch,
+    Fork,
+    Gen,
+    Join,
+    Node,
+    Program,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Text,
+    Value,
+)
 
 _MAX_SHOWN_CHARS = 44
 
@@ -75,14 +89,23 @@ def _label(node: Node) -> str:
             return f"gen {node.name or ''}".rstrip() + _gen_details(node)
         case Select():
             return f"select {node.name or ''}".rstrip() + f" of {', '.join(node.choices)}"
-        case RoleBegin() | RoleEnd():
-            return f"{node.role} begins" if isinstance(node, RoleBegin) else "message ends"
+        case RoleBegin() | RoleEnd() | ScopeBegin() | ScopeEnd():
+            return _boundary(node)
         case Fork():
             return f"{node.name}: {len(node.branches)} branches share all above"
         case Join():
             return f"join {node.fork}, {node.mode.value}"
         case Branch():
-            return f"branch by {_label(node.select)}"
+            return f"branch by {_label(node.on)}"
+
+
+def _boundary(node: RoleBegin | RoleEnd | ScopeBegin | ScopeEnd) -> str:
+    match node:
+        case RoleBegin():
+            return f"{node.role} begins"
+        case RoleEnd():
+            return "message ends"
+    return f"capture {node.name} {'begins' if isinstance(node, ScopeBegin) else 'ends'}"
 
 
 def _gen_details(node: Gen) -> str:

@@ -6,10 +6,12 @@ wait for what they need. Belongs to one event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from headrace.core.errors import InvalidRequest
-from headrace.program.ir import Branch, Fork, Gen, Join, JoinMode, Node, Program, Select
+from headrace.program.captures import shown_text
+from headrace.program.guesses import Guesses
+from headrace.program.ir import Branch, Fork, Join, Node, Program, Select
 from headrace.program.run import Run
 from headrace.program.stream import Stream
 
@@ -37,7 +39,6 @@ class Interpreter:
         self._forks[node.name] = branches
         for index, (branch, body) in enumerate(zip(branches, node.branches, strict=True)):
             Interpreter(branch).append(body, f"{where} {node.name}.{index}")
-            self.stream.adopt(branch)
 
     def _branches(self, name: str) -> list[Stream]:
         if name not in self._forks:
@@ -57,37 +58,33 @@ def append_node(stream: Stream, node: Node, where: str) -> None:
 
 
 def _append_branch(stream: Stream, node: Branch, where: str) -> None:
-    """Append a selection, and what follows for what it selects."""
-    unknown = [case for case in node.cases if case not in node.select.choices]
-    if unknown:
-        raise InvalidRequest(f"the branch has a case {unknown[0]!r} that is not one of its choices")
-    chosen = stream.select(node.select, where)
+    """Append a selection, if it is one that is made here, and what follows for what is chosen."""
+    _check_cases(node)
+    before = stream.continuation()
+    chosen = stream.select(node.on, where) if isinstance(node.on, Select) else stream.promised(node.on.name)
     case = stream.continuation()
 
+    def append_case(stream: Stream, choice: str) -> None:
+        Interpreter(stream).append(node.cases.get(choice, ()), f"{where} case {choice!r}")
+
+    guesses = Guesses(before, node, append_case)
+
     async def choose_case() -> Stream:
-        choice = str((await chosen).value)
-        Interpreter(case).append(node.cases.get(choice, ()), f"{where} case {choice!r}")
+        choice = shown_text((await guesses.while_waiting(chosen)).value)
+        guessed = guesses.settle(choice, case.feed)
+        if guessed is not None:
+            return guessed
+        append_case(case, choice)
         return case
 
-    names = [name for body in node.cases.values() for name in captured_names(body)]
-    stream.go_on_as(choose_case, list(dict.fromkeys(names)), where)
+    stream.go_on_as(choose_case, list(node.cases.values()), where)
 
 
-def captured_names(body: Sequence[Node]) -> Iterator[str]:
-    """Names that a body may capture for the text it is appended to."""
-    forks: dict[str, list[str]] = {}
-    for node in body:
-        match node:
-            case Gen(name=str(name)) | Select(name=str(name)):
-                yield name
-            case Fork():
-                forks[node.name] = [name for branch in node.branches for name in captured_names(branch)]
-            case Join(mode=JoinMode.GATHER_VARIABLE):
-                yield from forks.get(node.fork, ())
-            case Branch():
-                yield from captured_names([node.select])
-                for case in node.cases.values():
-                    yield from captured_names(case)
+def _check_cases(node: Branch) -> None:
+    if isinstance(node.on, Select):
+        unknown = [case for case in node.cases if case not in node.on.choices]
+        if unknown:
+            raise InvalidRequest(f"the branch has a case {unknown[0]!r} that is not one of its choices")
 
 
 def start(program: Program, run: Run, arguments: Mapping[str, object]) -> Stream:

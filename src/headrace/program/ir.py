@@ -15,6 +15,7 @@ from typing import Final, TypeAlias, Union
 import msgspec
 
 from headrace.core.errors import InvalidRequest
+from headrace.program.reasoning import REASONING_SUFFIX, ReasoningTags
 
 ROLES: Final = ("system", "user", "assistant")
 MAX_NAME_CHARS: Final = 128
@@ -96,10 +97,23 @@ class RoleEnd(msgspec.Struct, frozen=True, tag="role_end"):
     """The message ends."""
 
 
+class ScopeBegin(msgspec.Struct, frozen=True, tag="scope_begin"):
+    """From here on, what is appended becomes a capture as well."""
+
+    name: str
+
+
+class ScopeEnd(msgspec.Struct, frozen=True, tag="scope_end"):
+    """The capture ends; message ends may not lie between."""
+
+    name: str
+
+
 class Gen(msgspec.Struct, frozen=True, kw_only=True, tag="gen", omit_defaults=True):
     """Text that the model generates, captured under ``name`` if there is one.
 
-    ``regex`` and ``json_schema`` (text of a schema) are forms it must have, ``value_type`` what it is read as.
+    ``regex`` and ``json_schema`` (text of a schema) are forms it must have, ``value_type`` what it is read as. With
+    ``reasoning`` what the model thinks first is a capture of its own and no part of the text.
     """
 
     name: str | None = None
@@ -107,6 +121,7 @@ class Gen(msgspec.Struct, frozen=True, kw_only=True, tag="gen", omit_defaults=Tr
     regex: str | None = None
     json_schema: str | None = None
     value_type: ValueType = ValueType.STR
+    reasoning: ReasoningTags | None = None
 
 
 class Select(msgspec.Struct, frozen=True, kw_only=True, tag="select", omit_defaults=True):
@@ -135,13 +150,20 @@ class Join(msgspec.Struct, frozen=True, tag="join", omit_defaults=True):
 
 
 class Branch(msgspec.Struct, frozen=True, tag="branch"):
-    """Selects, then goes on with the nodes under what was selected; a choice without nodes goes on with none."""
+    """Goes on with the nodes under what was chosen; a choice without nodes goes on with none.
 
-    select: Select
+    ``on`` is a selection that is made here and becomes part of the text, or a value that is found elsewhere, in
+    another branch of the program, and is not.
+    """
+
+    on: Select | Value
     cases: dict[str, tuple[Node, ...]]
 
 
-Node: TypeAlias = Union[Text, Value, RoleBegin, RoleEnd, Gen, Select, Fork, Join, Branch]  # noqa: UP007
+Leaf: TypeAlias = Union[Text, Value, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Gen, Select]  # noqa: UP007
+"""The nodes that have no bodies of their own."""
+
+Node: TypeAlias = Union[Leaf, Fork, Join, Branch]  # noqa: UP007
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +208,7 @@ def children(node: Node) -> Iterable[tuple[Node, ...]]:
         case Fork():
             return node.branches
         case Branch():
-            return ((node.select,), *node.cases.values())
+            return ((node.on,), *node.cases.values())
     return ()
 
 
@@ -196,6 +218,25 @@ def walk(body: Iterable[Node], depth: int = 0) -> Iterator[tuple[Node, int]]:
         yield node, depth
         for inner in children(node):
             yield from walk(inner, depth + 1)
+
+
+def captured_names(body: Sequence[Node]) -> Iterator[str]:
+    """Names that a body may capture for the text it is appended to."""
+    forks: dict[str, list[str]] = {}
+    for node in body:
+        match node:
+            case Gen(name=str(name), reasoning=ReasoningTags()):
+                yield from (name, name + REASONING_SUFFIX)
+            case Gen(name=str(name)) | Select(name=str(name)) | ScopeEnd(name=name):
+                yield name
+            case Fork():
+                forks[node.name] = [name for branch in node.branches for name in captured_names(branch)]
+            case Join(mode=JoinMode.GATHER_VARIABLE):
+                yield from forks.get(node.fork, ())
+            case Branch():
+                yield from captured_names([node.on])
+                for case in node.cases.values():
+                    yield from captured_names(case)
 
 
 def check_name(name: str | None) -> None:
@@ -223,7 +264,7 @@ def check_program(program: Program, limits: Limits = DEFAULT_LIMITS) -> None:
     check_limits(program, limits)
     for node, _ in walk(program.body):
         match node:
-            case Gen() | Fork():
+            case Gen() | Fork() | ScopeBegin() | ScopeEnd():
                 check_name(node.name)
             case Select():
                 check_name(node.name)
@@ -237,7 +278,7 @@ def check_limits(program: Program, limits: Limits) -> None:
     num_tokens = num_bytes = 0
     for num_nodes, (node, depth) in enumerate(walk(program.body), start=1):
         num_bytes += _text_bytes(node)
-        num_tokens += _generated_tokens(node)
+        num_tokens += num_generated_tokens(node)
         _bound("depth", depth, limits.depth)
         _bound("nodes", num_nodes, limits.num_nodes)
         _bound("bytes of text", num_bytes, limits.num_text_bytes)
@@ -264,8 +305,41 @@ def _text_bytes(node: Node) -> int:
     return 0
 
 
-def _generated_tokens(node: Node) -> int:
+def num_generated_tokens(node: Node) -> int:
+    """Most tokens that a node itself generates."""
     if not isinstance(node, Gen):
         return 0
     sampling = node.sampling
     return max(sampling.max_tokens or DEFAULT_MAX_TOKENS, 0) * max(sampling.n or 1, 1)
+
+
+def num_path_tokens(body: Iterable[Node]) -> int:
+    """Most tokens generated one after the other by a body: branches of a fork count with the longest."""
+    return sum(_num_path_tokens(node) for node in body)
+
+
+def _num_path_tokens(node: Node) -> int:
+    match node:
+        case Gen():
+            return max(node.sampling.max_tokens or DEFAULT_MAX_TOKENS, 0)
+        case Fork() | Branch():
+            return max(map(num_path_tokens, children(node)), default=0)
+    return 0
+
+
+def num_calls_at_once(body: Iterable[Node]) -> int:
+    """Most calls that a body makes at the same time."""
+    return max((_num_calls_at_once(node) for node in body), default=0)
+
+
+def _num_calls_at_once(node: Node) -> int:
+    match node:
+        case Gen():
+            return max(node.sampling.n or 1, 1)
+        case Select():
+            return len(node.choices)
+        case Fork():
+            return sum(map(num_calls_at_once, node.branches))
+        case Branch():
+            return max(map(num_calls_at_once, children(node)))
+    return 0

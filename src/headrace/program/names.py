@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.core.errors import ProgramError
-from headrace.program.interpreter import captured_names
-from headrace.program.ir import Node, Select
+from headrace.program.ir import Node, Select, Value, captured_names
 
 
 class Names:
@@ -42,10 +41,10 @@ class Names:
         """The names known to a branch of a fork."""
         return Names(self._known, f"{self.path}{fork}.{index}.")
 
-    def case(self, select: Select) -> Names:
-        """The names known to what may follow from here once ``select`` is made."""
+    def case(self, on: Select | Value) -> Names:
+        """The names known to what may follow from here once it is known what ``on`` says."""
         names = Names(self._known, self.path)
-        names.learn([select])
+        names.learn([on])
         return names
 
     def _add(self, names: Iterable[str]) -> None:

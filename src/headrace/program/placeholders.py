@@ -1,4 +1,4 @@
-"""Values that are not known yet while a program is traced.
+"""Values that are not known yet, because the program is only traced or has not come so far.
 
 Owns how such a value survives being written into text: as a name between two noncharacters, which no text may
 contain. It knows nothing of tracing itself.
@@ -7,11 +7,11 @@ contain. It knows nothing of tracing itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from headrace.core.errors import InvalidRequest
-from headrace.program.ir import Text, Value
+from headrace.program.ir import Node, Text, Value
 
 _OPEN: Final = "\ufdd0"
 _CLOSE: Final = "\ufdd1"
@@ -25,6 +25,11 @@ class Placeholder:
 
     def __init__(self, name: str) -> None:
         self._name = name
+
+    @property
+    def value(self) -> Value:
+        """The node that stands for it."""
+        return Value(self._name)
 
     def __str__(self) -> str:
         return f"{_OPEN}{self._name}{_CLOSE}"
@@ -65,8 +70,8 @@ class Placeholder:
 
     def _misuse(self, use: str) -> InvalidRequest:
         return InvalidRequest(
-            f"{self._name!r} is {use}, but while a program is traced its value is not known; use s.branch() to go on "
-            "differently by a value, or run the program instead of tracing it"
+            f"{self._name!r} is {use}, but its value is not known here; use s.branch() to go on differently by a "
+            "value, or run the program instead of tracing it and read the value"
         )
 
 
@@ -80,6 +85,15 @@ def split_text(text: str) -> Iterator[Text | Value]:
         end = match.end()
     if end < len(text):
         yield Text(text[end:])
+
+
+def split_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Nodes with the placeholders that were written into their texts as values."""
+    for node in nodes:
+        if isinstance(node, Text):
+            yield from split_text(node.text)
+        else:
+            yield node
 
 
 def check_constant(text: str, what: str) -> None:

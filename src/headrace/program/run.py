@@ -8,27 +8,50 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from headrace.core.errors import HeadraceError, ProgramError, RequestAborted
-from headrace.program.backend import Backend
+from headrace.program.backend import Backend, Place
 from headrace.program.captures import Capture
 from headrace.program.ir import SamplingChoice
+from headrace.program.speculation import Speculation
 
 Work = Callable[[], Awaitable[None]]
 OnCapture = Callable[[str, Capture], None]
 OnText = Callable[[str, str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who hears what a run makes, by the names of captures; names of forks' captures are paths.
+
+    ``on_text`` hears of generated text as it comes, ``on_capture`` of captures when they are whole. ``reads_feeds``
+    if somebody reads the feeds of texts while they are generated.
+    """
+
+    on_text: OnText | None = None
+    on_capture: OnCapture | None = None
+    reads_feeds: bool = False
+
+
+NOBODY_LISTENS = Listeners()
+
+
 @dataclass(slots=True)
 class RunUsage:
-    """What the calls of a run have cost; ``num_cached_tokens`` of the prompts came from the prefix cache."""
+    """What the calls of a run have cost; ``num_cached_tokens`` of the prompts came from the prefix cache.
+
+    ``num_guesses`` cases of branches were begun before it was known which is the one, ``num_right_guesses`` of them
+    were. What the others cost is not counted.
+    """
 
     num_calls: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    num_guesses: int = 0
+    num_right_guesses: int = 0
 
     def add(self, num_prompt_tokens: int, num_cached_tokens: int, num_output_tokens: int = 0) -> None:
         self.num_calls += 1
@@ -36,12 +59,17 @@ class RunUsage:
         self.num_cached_tokens += num_cached_tokens
         self.num_output_tokens += num_output_tokens
 
+    def absorb(self, other: RunUsage) -> None:
+        """Add all that another run has cost."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
 
 class Run:
     """What the streams of one run share. Everything here belongs to one event loop.
 
-    ``defaults`` is the sampling where a program says nothing. ``on_text`` hears of generated text by the name of
-    its capture, as it comes, ``on_capture`` of captures when they are whole; names of forks' captures are paths.
+    ``defaults`` is the sampling where a program says nothing. ``speculation`` says which cases of branches are begun
+    on a guess. ``wanted`` is for a run that is such a guess: see ``backend.Place``.
     """
 
     def __init__(
@@ -49,20 +77,39 @@ class Run:
         backend: Backend,
         defaults: SamplingChoice,
         program_id: str,
-        on_text: OnText | None = None,
-        on_capture: OnCapture | None = None,
+        listeners: Listeners = NOBODY_LISTENS,
+        speculation: Speculation | None = None,
+        wanted: asyncio.Future[None] | None = None,
     ) -> None:
         self.backend = backend
         self.defaults = defaults
         self.program_id = program_id
         self.usage = RunUsage()
-        self._on_text = on_text
-        self._on_capture = on_capture
+        self.speculation = Speculation(0) if speculation is None else speculation
+        self.wanted = wanted
+        self._listeners = listeners
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._promises: set[asyncio.Future[Any]] = set()
         self._captured: dict[str, object] = {}
         self._failure: ProgramError | None = None
+
+    @property
+    def is_guess(self) -> bool:
+        return self.wanted is not None and not self.wanted.done()
+
+    @property
+    def is_read_along(self) -> bool:
+        """Whether it matters to anybody that text is told of before it is whole."""
+        return self._listeners.on_text is not None or self._listeners.reads_feeds
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
+    def place(self, num_tokens_left: int) -> Place:
+        """Where a call of this run stands."""
+        return Place(self.program_id, num_tokens_left, self.wanted)
 
     @property
     def captured(self) -> dict[str, object]:
@@ -88,14 +135,14 @@ class Run:
         task.add_done_callback(self._tasks.discard)
 
     def hear_text(self, path: str, text: str) -> None:
-        if self._on_text is not None and text:
-            self._on_text(path, text)
+        if self._listeners.on_text is not None and text:
+            self._listeners.on_text(path, text)
 
     def keep(self, path: str, capture: Capture) -> None:
         """Remember a capture for whoever listens and for the words of a failure."""
         self._captured[path] = capture.value
-        if self._on_capture is not None:
-            self._on_capture(path, capture)
+        if self._listeners.on_capture is not None:
+            self._listeners.on_capture(path, capture)
 
     def fail(self, error: ProgramError) -> None:
         """End the run: what waits for it gets ``error``, what runs is cancelled. The first failure counts."""

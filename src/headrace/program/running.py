@@ -15,8 +15,9 @@ from headrace.core.errors import HeadraceError, ProgramError
 from headrace.program.captures import Capture
 from headrace.program.document import Document
 from headrace.program.interpreter import append_node
-from headrace.program.ir import JoinMode, Node, Select
+from headrace.program.ir import JoinMode, Node, Select, Value
 from headrace.program.names import Names
+from headrace.program.placeholders import Placeholder, split_nodes
 from headrace.program.run import Run, RunUsage
 from headrace.program.runtime import Runtime
 from headrace.program.sinks import AsyncView, Recorder, Sink, View
@@ -49,7 +50,7 @@ class RunningSink:
 
     def append(self, nodes: Sequence[Node], where: str) -> None:
         def act() -> None:
-            for node in nodes:
+            for node in split_nodes(nodes):
                 append_node(self.stream, node, where)
 
         self._do(act, where)
@@ -70,8 +71,11 @@ class RunningSink:
         if mode is JoinMode.GATHER_VARIABLE:
             self._names.learn_joined(sink._names for sink in sinks)
 
-    def case(self, select: Select) -> Recorder:
-        return TraceSink(self._names.case(select))
+    def case(self, on: Select | Value) -> Recorder:
+        return TraceSink(self._names.case(on))
+
+    def ref(self, name: str, where: str) -> Placeholder:
+        return Placeholder(self._names.path_of(name, where))
 
     def view(self, where: str) -> View:
         return _RunningView(self._runtime, self, where)

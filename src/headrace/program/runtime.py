@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from headrace.core.errors import EngineDead
 from headrace.program.backend import Backend
+from headrace.program.speculation import Speculation
 
 T = TypeVar("T")
 
@@ -23,11 +24,12 @@ class Runtime:
     """Runs programs on a backend. Use it as a context manager, or call ``close``.
 
     ``open_backend`` is awaited on the runtime's own loop when the first program runs. All methods may be called from
-    any thread but the loop's own.
+    any thread but the loop's own. ``speculation`` is what its programs begin on a guess.
     """
 
     def __init__(self, open_backend: OpenBackend) -> None:
         self._open_backend = open_backend
+        self.speculation = Speculation()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="program", daemon=True)
         self._lock = threading.Lock()

@@ -51,20 +51,15 @@ class ServerBackend:
     """Implements ``Backend`` over HTTP."""
 
     def __init__(self, client: ApiClient, model: str) -> None:
-        self._client = client
+        self.client = client
         self._model = model
         self._scores_by_program = True
 
-    async def generate(self, document: Document, call: Call, on_text: OnText) -> Generated:
+    async def generate(self, document: Document, call: Call, on_text: OnText | None) -> Generated:
         """See ``Backend.generate``."""
         path, prompt = prompt_fields(document)
         body = {"model": self._model, **prompt, **sampling_fields(call.sampling), **form_fields(call.form)}
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-        answer = Answer(call.sampling.n, on_text)
-        async with aclosing(self._client.events(path, body)) as events:
-            async for event in events:
-                answer.take(event)
-        return answer.generated()
+        return await ask(self.client, path, body, Answer(call.sampling.n, on_text))
 
     async def score(self, document: Document, choices: Sequence[str], call: Call) -> Scores:
         """See ``Backend.score``."""
@@ -75,17 +70,21 @@ class ServerBackend:
                 self._scores_by_program = False
         return await self._score_by_prompts(document, choices)
 
+    def num_spare_calls(self) -> int:
+        """See ``Backend.num_spare_calls``; a server does not tell."""
+        return 0
+
     def transcript(self, document: Document) -> str:
         """See ``Backend.transcript``; in ChatML, since a server does not tell its template."""
         return document.transcript()
 
     async def close(self) -> None:
-        await self._client.close()
+        await self.client.close()
 
     async def _score_by_program(self, document: Document, choices: Sequence[str]) -> Scores:
         body = (*_nodes(document), Select(choices=tuple(choices), name="choice"))
         program = msgspec.to_builtins(Program(body=body), str_keys=True)
-        reply = await self._client.post("/v1/programs", {"model": self._model, "program": program})
+        reply = await self.client.post("/v1/programs", {"model": self._model, "program": program})
         meta = reply["captures"]["choice"]["meta"]
         rows = meta["input_token_logprobs"]
         return Scores(
@@ -108,7 +107,7 @@ class ServerBackend:
         """Ids of a document's tokens and their log-probabilities; the first token has none and counts 0."""
         path, prompt = prompt_fields(document)
         body = {"model": self._model, **prompt, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
-        reply = await self._client.post(path, {**body, "return_token_ids": True})
+        reply = await self.client.post(path, {**body, "return_token_ids": True})
         choice = reply["choices"][0]
         entries = reply.get("prompt_logprobs") or choice.get("prompt_logprobs")
         if entries is None:
@@ -118,9 +117,9 @@ class ServerBackend:
 
 
 class Answer:
-    """The choices of a streamed answer, chat or completion, being read."""
+    """The choices of an answer, chat or completion, being read: streamed if somebody reads along, else whole."""
 
-    def __init__(self, num_choices: int, on_text: OnText) -> None:
+    def __init__(self, num_choices: int, on_text: OnText | None) -> None:
         self._texts = [""] * num_choices
         self._on_text = on_text
         self._finish_reason: str | None = None
@@ -128,15 +127,21 @@ class Answer:
         self._usage: JsonObject = {}
         self._id = ""
 
+    @property
+    def is_streamed(self) -> bool:
+        return self._on_text is not None
+
     def take(self, event: JsonObject) -> None:
+        """Take in an event of a stream, or the whole reply."""
         self._id = event.get("id") or self._id
         self._usage = event.get("usage") or self._usage
         for choice in event.get("choices", ()):
             index = choice.get("index", 0)
-            text = choice["text"] if "text" in choice else (choice.get("delta") or {}).get("content")
+            message = choice.get("delta") or choice.get("message") or {}
+            text = choice["text"] if "text" in choice else message.get("content")
             if text:
                 self._texts[index] += text
-                if index == 0:
+                if index == 0 and self._on_text is not None:
                     self._on_text(text)
             if index == 0 and choice.get("finish_reason"):
                 self._finish_reason, self._stop_reason = choice["finish_reason"], choice.get("stop_reason")
@@ -155,6 +160,18 @@ class Answer:
             num_output_tokens=self._usage.get("completion_tokens", 0),
             num_cached_tokens=details.get("cached_tokens") or 0,
         )
+
+
+async def ask(client: ApiClient, path: str, body: JsonObject, answer: Answer) -> Generated:
+    """Send a call and read its answer."""
+    if not answer.is_streamed:  # an event for each token costs both sides more than the token's share of the reply
+        answer.take(await client.post(path, body))
+        return answer.generated()
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    async with aclosing(client.events(path, streamed)) as events:
+        async for event in events:
+            answer.take(event)
+    return answer.generated()
 
 
 def prompt_fields(document: Document) -> tuple[str, JsonObject]:

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from headrace.program.captures import Capture
 from headrace.program.document import Document
-from headrace.program.ir import JoinMode, Node, Select
+from headrace.program.ir import JoinMode, Node, Select, Value
+from headrace.program.placeholders import Placeholder
 from headrace.program.run import RunUsage
 
 
@@ -53,8 +54,12 @@ class Sink(Protocol):
         """Join what ``fork`` gave."""
         ...
 
-    def case(self, select: Select) -> Recorder:
-        """A recorder of what may follow from here once ``select`` is made."""
+    def case(self, on: Select | Value) -> Recorder:
+        """A recorder of what may follow from here once it is known what ``on`` says."""
+        ...
+
+    def ref(self, name: str, where: str) -> Placeholder:
+        """A capture that need not be there yet."""
         ...
 
     def view(self, where: str) -> View: ...

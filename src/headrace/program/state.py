@@ -12,7 +12,7 @@ from typing import Any, cast
 from headrace.core.errors import InvalidRequest, ProgramError
 from headrace.program.expressions import Appendable, Expression, expression, role, role_begin, role_end
 from headrace.program.forms import as_kind
-from headrace.program.ir import Branch, JoinMode, Node, Select
+from headrace.program.ir import Branch, JoinMode, Node, ScopeBegin, ScopeEnd, Select
 from headrace.program.placeholders import Placeholder
 from headrace.program.places import caller_place
 from headrace.program.run import RunUsage
@@ -65,6 +65,13 @@ class ProgramState:
         yield
         self._append(role_end())
 
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """Capture what a ``with`` block appends as ``s[name]``; messages may not begin or end in it."""
+        self._append(Expression((ScopeBegin(name),)))
+        yield
+        self._append(Expression((ScopeEnd(name),)))
+
     # -- forks and branches ----------------------------------------------------------------------------
 
     def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> ProgramStateGroup:
@@ -82,22 +89,24 @@ class ProgramState:
         yield group
         group.join()
 
-    def branch(self, selection: Expression, cases: Mapping[str, Subprogram]) -> None:
-        """Select, then go on as ``cases`` says for what was selected; a choice without a case goes on with nothing.
+    def branch(self, on: Expression | Placeholder, cases: Mapping[str, Subprogram]) -> None:
+        """Go on as ``cases`` says for what ``on`` turns out to be; a choice without a case goes on with nothing.
 
-        Each case is a function of a state. It appends, and may branch again, but cannot use values it reads for
-        anything but text, so that it may be run before the selection is made.
+        ``on`` is a ``select(...)``, which becomes part of the text, or what ``ref`` gives, which does not: the choice
+        is made elsewhere, in a fork that thinks about it, say. Each case is a function of a state. It appends, and may
+        branch again, but cannot use values it reads for anything but text, so that it may be run before the choice is
+        made; that is done where it costs nobody anything.
         """
         where = caller_place()
-        select = _only_select(selection, where)
+        chosen_by = on.value if isinstance(on, Placeholder) else _only_select(on, where)
         bodies: dict[str, tuple[Node, ...]] = {}
         for choice, subprogram in cases.items():
-            recorder = self._sink.case(select)
+            recorder = self._sink.case(chosen_by)
             state = ProgramState(recorder, self._arguments, self._kinds)
             subprogram(state)
             self._kinds |= state._kinds
             bodies[choice] = recorder.body()
-        self._sink.append([Branch(select, bodies)], where)
+        self._sink.append([Branch(chosen_by, bodies)], where)
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -107,6 +116,10 @@ class ProgramState:
         if name in self._arguments:
             return self._arguments[name]
         return self._typed(name, self._sink.view(where).capture(name).value)
+
+    def ref(self, name: str) -> Placeholder:
+        """A capture without waiting for it: to be appended to any text of the program, or to branch on."""
+        return self._sink.ref(name, caller_place())
 
     def get_var(self, name: str) -> Any:
         """SGLang's long form of ``s[name]``."""
@@ -147,7 +160,7 @@ class ProgramState:
         self._sink.view(caller_place()).document()
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """The text, or that of one capture, piece by piece as it comes."""
+        """The text, or that of one capture, piece by piece as it comes: by tokens if the program is streamed."""
         return self._sink.view(caller_place()).pieces(var_name)
 
     def text_async_iter(self, var_name: str | None = None) -> AsyncGenerator[str, None]:
@@ -224,4 +237,4 @@ def _only_select(selection: Expression, where: str) -> Select:
     match selection.nodes:
         case (Select() as select,):
             return select
-    raise ProgramError("branch takes one select(...) and the cases of its choices", where)
+    raise ProgramError("branch takes one select(...), or s.ref(name), and the cases of its choices", where)

@@ -9,9 +9,9 @@ from typing import NoReturn
 from headrace.core.errors import ProgramError
 from headrace.program.captures import Capture
 from headrace.program.document import Document
-from headrace.program.ir import Fork, Join, JoinMode, Node, Select, Text
+from headrace.program.ir import Fork, Join, JoinMode, Node, Select, Text, Value
 from headrace.program.names import Names
-from headrace.program.placeholders import Placeholder, split_text
+from headrace.program.placeholders import Placeholder, split_nodes
 from headrace.program.run import RunUsage
 from headrace.program.sinks import AsyncView, Recorder, Sink, View
 
@@ -29,8 +29,7 @@ class TraceSink:
         return tuple(_merged_text(self._filled()))
 
     def append(self, nodes: Sequence[Node], where: str) -> None:
-        for node in nodes:
-            self._nodes += split_text(node.text) if isinstance(node, Text) else [node]
+        self._nodes += split_nodes(nodes)
         self.names.learn(nodes)
 
     def fork(self, number: int, where: str) -> Sequence[Sink]:
@@ -48,8 +47,11 @@ class TraceSink:
         if mode is JoinMode.GATHER_VARIABLE:
             self.names.learn_joined(branch.names for branch in self._forks[name])
 
-    def case(self, select: Select) -> Recorder:
-        return TraceSink(self.names.case(select))
+    def case(self, on: Select | Value) -> Recorder:
+        return TraceSink(self.names.case(on))
+
+    def ref(self, name: str, where: str) -> Placeholder:
+        return Placeholder(self.names.path_of(name, where))
 
     def view(self, where: str) -> View:
         return _TraceView(self.names, where)
