@@ -229,6 +229,20 @@ def test_scores_take_tokens_and_items_first(server: RunningServer) -> None:
     assert "both be text or both be token ids" in error["message"]
 
 
+def test_pairs_of_texts_are_scored_as_vllms_clients_send_them(server: RunningServer) -> None:
+    one_with_all = server.post("/v1/score", {"text_1": "tea", "text_2": ["the history of tea", "boats"]}).json()
+    assert one_with_all["object"] == "list"
+    assert [entry["index"] for entry in one_with_all["data"]] == [0, 1]
+    ranked = server.post("/rerank", {"query": "tea", "documents": ["the history of tea", "boats"]}).json()["results"]
+    relevance = {result["index"]: result["relevance_score"] for result in ranked}
+    assert [entry["score"] for entry in one_with_all["data"]] == pytest.approx([relevance[0], relevance[1]])
+    paired = server.post("/v1/score", {"text_1": ["tea", "sea"], "text_2": ["the history of tea", "boats"]}).json()
+    assert paired["data"][0]["score"] == pytest.approx(relevance[0])
+    error = error_of(server.post("/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}), 400)
+    assert "text_1 has 2 texts and text_2 has 1" in error["message"]
+    assert "send both" in error_of(server.post("/v1/score", {"text_2": "c"}), 400)["message"]
+
+
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 def test_documents_are_ranked_by_relevance(server: RunningServer, path: str) -> None:
     documents = ["tea", {"text": "the history of tea"}, "boats"]

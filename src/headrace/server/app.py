@@ -30,7 +30,8 @@ from headrace.core.request_limits import RequestLimits
 from headrace.engine.reasoning import reasoning_habit
 from headrace.engine.request_builder import RequestBuilder
 from headrace.engine.tool_formats import tool_habit
-from headrace.program.engine_backend import DocumentEncoder
+from headrace.program.encoding import DocumentEncoder
+from headrace.program.speculation import Speculation
 from headrace.server.access_log import App, RequestBoundary
 from headrace.server.auth import ApiKeyCheck, KeyRing
 from headrace.server.context import DrainSwitch, ServerContext, ServerMetrics, TokenizerFacts
@@ -89,6 +90,7 @@ def create_context(
         metrics=metrics,
         clock=WallClock(),
         desk=ServiceDesk.of(config),
+        speculation=Speculation(config.max_program_guess_tokens),
         operators=KeyRing(config.admin_key),
         keys=KeyRing((*config.all_keys, *read_key_file(config.api_key_file))),
         tool_habit=tool_habit(tokenizer.chat_template),

@@ -22,7 +22,8 @@ from headrace.core.request_limits import RequestLimits
 from headrace.engine.reasoning import ReasoningHabit
 from headrace.engine.request_builder import RequestBuilder
 from headrace.engine.tool_formats import ToolHabit
-from headrace.program.engine_backend import DocumentEncoder
+from headrace.program.encoding import DocumentEncoder
+from headrace.program.speculation import Speculation
 from headrace.server.access_log import HttpCounters
 from headrace.server.auth import KeyRing
 from headrace.server.errors import RESTART_RETRY_S, unavailable, unknown_model
@@ -90,6 +91,7 @@ class ServerContext:
     metrics: ServerMetrics
     clock: Clock
     desk: ServiceDesk
+    speculation: Speculation
     keys: KeyRing
     operators: KeyRing
     tool_habit: ToolHabit

@@ -12,7 +12,6 @@ from headrace.program.decisions import Decider, Decisions, Distribution, Option,
 from headrace.program.document import Turn
 from headrace.server.access_log import App
 from headrace.server.context import ServerContext
-from headrace.server.limits import read_body
 from headrace.server.protocol_common import GenerationFields
 from headrace.server.protocol_decisions import (
     DECISION_BODY,
@@ -31,7 +30,7 @@ from headrace.server.protocol_decisions import (
     ScoreAnswer,
     ScoreQuestion,
 )
-from headrace.server.work import WorkResponse, backend_for
+from headrace.server.work import WorkResponse, asked
 
 AskedQuestion = Predicate | ChoiceQuestion | ScoreQuestion
 
@@ -40,18 +39,14 @@ _ROLES = {"user": "user", "system": "system", "developer": "system", "assistant"
 
 async def create_decision(context: ServerContext, http: HttpRequest) -> App:
     """Answer up to 400 typed questions about one input by how likely each allowed answer is."""
-    context.check_serving()
-    data = await read_body(http.receive, context.config.max_body_bytes)
-    with context.counted_rejections():
-        body = DECISION_BODY.decode(data, context.config.max_json_depth)
-        model = context.served_name(body.value.model)
-        terms = context.desk.terms(GenerationFields(user=body.value.user), http.scope["headers"])
+    async with asked(context, http, DECISION_BODY) as body:
         turns = input_turns(body.value.input)
         questions = [_question(question, index) for index, question in enumerate(body.value.questions)]
-    decider = Decider(backend_for(context, terms, body.value.cache_salt), context.documents)
+        backend = body.backend(GenerationFields(user=body.value.user))
+    decider = Decider(backend, context.documents)
 
     async def work() -> DecisionResponse:
-        return _response(model, body.value, await decider.decide(turns, questions))
+        return _response(body.model, body.value, await decider.decide(turns, questions))
 
     return WorkResponse(work, body.ignored_fields)
 

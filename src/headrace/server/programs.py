@@ -12,17 +12,18 @@ from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
 
+from headrace.core.config import ServeConfig
 from headrace.core.errors import HeadraceError
 from headrace.program.captures import Capture
 from headrace.program.engine_backend import EngineBackend
 from headrace.program.interpreter import start
-from headrace.program.ir import SamplingChoice, check_program
-from headrace.program.run import OnCapture, OnText, Run
+from headrace.program.ir import Limits, SamplingChoice, check_program
+from headrace.program.run import Listeners, OnCapture, OnText, Run
+from headrace.program.speculation import Speculation
 from headrace.server.access_log import App, Receive, Scope, Send, record_of
 from headrace.server.context import ServerContext
 from headrace.server.event_stream import DONE, KEEP_ALIVE, STREAM_HEADERS, encode_events, error_event
 from headrace.server.json_body import ignored_fields_headers
-from headrace.server.limits import read_body
 from headrace.server.protocol_common import GenerationFields, PromptTokensDetails
 from headrace.server.protocol_programs import (
     PROGRAM_BODY,
@@ -34,25 +35,20 @@ from headrace.server.protocol_programs import (
     ProgramUsage,
     TextEvent,
 )
-from headrace.server.work import WorkResponse, backend_for, unless_gone
+from headrace.server.work import WorkResponse, asked, unless_gone
 
 Event = TextEvent | CaptureEvent | DoneEvent
 
 
 async def create_program_run(context: ServerContext, http: HttpRequest) -> App:
     """Run a program of many calls that is given as data."""
-    context.check_serving()
-    data = await read_body(http.receive, context.config.max_body_bytes)
-    with context.counted_rejections():
-        body = PROGRAM_BODY.decode(data, context.config.max_json_depth)
-        asked = body.value
-        model = context.served_name(asked.model)
-        fields = GenerationFields(user=asked.user, service_tier=asked.service_tier, priority=asked.priority)
-        terms = context.desk.terms(fields, http.scope["headers"])
-        await context.in_worker(check_program, asked.program)
-    backend = backend_for(context, terms, asked.cache_salt)
-    job = _Job(backend, asked, model, f"program-{record_of(http.scope).request_id}")
-    if asked.stream:
+    async with asked(context, http, PROGRAM_BODY) as body:
+        value = body.value
+        fields = GenerationFields(user=value.user, service_tier=value.service_tier, priority=value.priority)
+        backend = body.backend(fields)
+        await context.in_worker(check_program, value.program, _limits(context.config))
+    job = _Job(backend, value, body.model, f"program-{record_of(http.scope).request_id}", context.speculation)
+    if value.stream:
         return _StreamedRun(job, context.keep_alive_comment_s, body.ignored_fields)
     return WorkResponse(lambda: job.run(None, None), body.ignored_fields)
 
@@ -65,6 +61,7 @@ class _Job:
     body: ProgramRequest
     model: str
     reply_id: str
+    speculation: Speculation
 
     async def run(self, on_text: OnText | None, on_capture: OnCapture | None) -> ProgramResponse:
         """Run to the end. Whatever happens, nothing of it is left running."""
@@ -76,7 +73,7 @@ class _Job:
                 on_capture(name, capture)
 
         program_id = f"{self.reply_id}-{secrets.token_hex(6)}"
-        run = Run(self.backend, _defaults(self.body), program_id, on_text, keep)
+        run = Run(self.backend, _defaults(self.body), program_id, Listeners(on_text, keep), self.speculation)
         try:
             stream = start(self.body.program, run, self.body.arguments)
             await run.wait()
@@ -150,6 +147,15 @@ class _StreamedRun:
         return None if event is None else encode_events([event])
 
 
+def _limits(config: ServeConfig) -> Limits:
+    return Limits(
+        num_nodes=config.max_program_nodes,
+        depth=config.max_program_depth,
+        num_branches=config.max_program_forks,
+        num_tokens=config.max_program_tokens,
+    )
+
+
 def _defaults(body: ProgramRequest) -> SamplingChoice:
     stop = (body.stop,) if isinstance(body.stop, str) else None if body.stop is None else tuple(body.stop)
     return SamplingChoice(
@@ -174,4 +180,6 @@ def _usage(run: Run) -> ProgramUsage:
         completion_tokens=usage.num_output_tokens,
         total_tokens=usage.num_prompt_tokens + usage.num_output_tokens,
         prompt_tokens_details=PromptTokensDetails(usage.num_cached_tokens),
+        guesses=usage.num_guesses,
+        right_guesses=usage.num_right_guesses,
     )

@@ -30,6 +30,13 @@ class SloFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     may_be_late: bool | None = None
 
 
+class WorkBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What bodies have in common whose work is many calls: the model asked for, and who may share cached prefixes."""
+
+    model: str | None = None
+    cache_salt: str | None = None
+
+
 class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that ``/v1/completions`` and ``/v1/chat/completions`` both take."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from headrace.server.json_body import BodyType, Unsupported
+from headrace.server.protocol_common import WorkBody
 
 JsonObject = dict[str, Any]
 
@@ -76,13 +77,11 @@ class ScoreQuestion(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     name: str | None = None
 
 
-class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
+class DecisionRequest(WorkBody, frozen=True, kw_only=True):
     """Body of ``POST /v1/decisions``."""
 
     input: str | list[InputItem]
     questions: list[Predicate | ChoiceQuestion | ScoreQuestion]
-    model: str | None = None
-    cache_salt: str | None = None
 
     # taken and without effect here: hints to routers, OpenAI's bookkeeping for its own platform
     prompt_cache_key: str | None = None
@@ -176,12 +175,11 @@ class Scale(msgspec.Struct, frozen=True, tag_field="type", tag="score"):
     criteria: list[Any]
 
 
-class SystemOneRequest(msgspec.Struct, frozen=True, kw_only=True):
+class SystemOneRequest(WorkBody, frozen=True, kw_only=True):
     """Body of ``POST /v1/systemone``: questions by name about a state, which is a text or any JSON."""
 
     state: Any
     questions: dict[str, NoulQuestion | NamedChoice | Scale]
-    model: str | None = None
     cache_salt: str | None = None
 
 

@@ -8,15 +8,14 @@ import msgspec
 
 from headrace.program.ir import Program
 from headrace.server.json_body import BodyType
-from headrace.server.protocol_common import PromptTokensDetails
+from headrace.server.protocol_common import PromptTokensDetails, WorkBody
 
 
-class ProgramRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ProgramRequest(WorkBody, frozen=True, kw_only=True):
     """A program as data, its arguments, and the sampling where it says nothing itself."""
 
     program: Program
-    arguments: dict[str, Any] = {}
-    model: str | None = None
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
     stream: bool | None = None
 
     max_tokens: int | None = None
@@ -30,20 +29,21 @@ class ProgramRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     seed: int | None = None
 
-    cache_salt: str | None = None
     priority: int | None = None
     service_tier: str | None = None
     user: str | None = None
 
 
 class ProgramUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What all calls of the program cost together."""
+    """What all calls of the program cost together, without cases that were begun on a guess and called off."""
 
     calls: int
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    guesses: int
+    right_guesses: int
 
 
 class CaptureBody(msgspec.Struct, frozen=True, kw_only=True):

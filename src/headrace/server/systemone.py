@@ -12,7 +12,6 @@ from headrace.program.decisions import Decider, Decisions, Distribution, Option,
 from headrace.program.document import Turn
 from headrace.server.access_log import App
 from headrace.server.context import ServerContext
-from headrace.server.limits import read_body
 from headrace.server.protocol_common import GenerationFields
 from headrace.server.protocol_decisions import (
     SYSTEM_ONE_BODY,
@@ -26,27 +25,23 @@ from headrace.server.protocol_decisions import (
     SystemOneRequest,
     SystemOneResponse,
 )
-from headrace.server.work import WorkResponse, backend_for
+from headrace.server.work import WorkResponse, asked
 
 AskedQuestion = NoulQuestion | NamedChoice | Scale
 
 
 async def create_system_one(context: ServerContext, http: HttpRequest) -> App:
     """Answer named questions about a state by how likely each allowed answer is."""
-    context.check_serving()
-    data = await read_body(http.receive, context.config.max_body_bytes)
-    with context.counted_rejections():
-        body = SYSTEM_ONE_BODY.decode(data, context.config.max_json_depth)
-        model = context.served_name(body.value.model)
-        terms = context.desk.terms(GenerationFields(), http.scope["headers"])
+    async with asked(context, http, SYSTEM_ONE_BODY) as body:
         if not body.value.questions:
             raise InvalidRequest("questions is empty; ask at least one", "questions")
         questions = [_question(name, question) for name, question in body.value.questions.items()]
-    decider = Decider(backend_for(context, terms, body.value.cache_salt), context.documents)
+        backend = body.backend(GenerationFields())
+    decider = Decider(backend, context.documents)
 
     async def work() -> SystemOneResponse:
         state = Turn("user", _text(body.value.state))
-        return _response(model, body.value, await decider.decide([state], questions))
+        return _response(body.model, body.value, await decider.decide([state], questions))
 
     return WorkResponse(work, body.ignored_fields)
 
