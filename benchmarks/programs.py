@@ -1,9 +1,9 @@
 """Programs of many calls against the same calls made by hand: time, and how much of their prompts came from the cache.
 
-Starts one server for each way (so that no way finds another's cache) and runs, on it:
+Starts a server with the prefix cache and one without, and runs on them, with an empty cache each time:
 
 - each program of ``examples/programs.py`` as a program, as calls one after the other, and as calls made at the same
-  time by a client whose server shares no prefixes;
+  time of the server that shares no prefixes: the median of some rounds, in which the three take turns;
 - a batch of 64 few-shot prompts with the prefix cache and without;
 - 400 decisions about one input as one request and as chat calls.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -31,17 +32,19 @@ from examples.programs_by_hand import BY_HAND, Messages
 
 from headrace.program import RuntimeEndpoint
 from headrace.program.api_client import ApiClient
+from headrace.program.run import RunUsage
+from headrace.program.server_backend import ServerBackend
 
 START_TIMEOUT_S = 300.0
 NUM_BATCHED = 64
 NUM_DECISIONS = 400
 NUM_CHAT_CALLS = 20  # of the decisions' 400; the rest are extrapolated
-DECISION_INPUT = " ".join(f"On day {day} the parcel was in town {day % 7} and the box was dry." for day in range(27))
+DECISION_INPUT = " ".join(f"On day {day} the parcel was in town {day % 7} and the box was dry." for day in range(21))
 
 
 @dataclass(frozen=True)
 class ProgramFigures:
-    """Seconds of the three ways, and the shares of prompt tokens found in the cache."""
+    """Seconds of the three ways, and the share of the program's prompt tokens that was found in the cache."""
 
     name: str
     program_s: float
@@ -61,27 +64,23 @@ class ProgramFigures:
 class ApiHand:
     """Makes the calls by hand over HTTP; choices by a generated answer held to them, the cheapest way there is."""
 
-    def __init__(self, client: ApiClient, model: str) -> None:
+    def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._model = model
 
     async def chat(self, messages: Messages, **sampling: Any) -> str:
-        body = {"messages": messages, **self._common(sampling)}
+        body = {"messages": messages, "temperature": 0, **sampling}
         if messages[-1]["role"] == "assistant":
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         reply = await self._client.post("/v1/chat/completions", body)
         return str(reply["choices"][0]["message"]["content"])
 
     async def complete(self, text: str, **sampling: Any) -> str:
-        reply = await self._client.post("/v1/completions", {"prompt": text, **self._common(sampling)})
+        reply = await self._client.post("/v1/completions", {"prompt": text, "temperature": 0, **sampling})
         return str(reply["choices"][0]["text"])
 
     async def choose(self, prompt: Messages | str, choices: Sequence[str]) -> str:
         held = {"structured_outputs": {"choice": list(choices)}, "max_tokens": 8}
         return await (self.complete(prompt, **held) if isinstance(prompt, str) else self.chat(prompt, **held))
-
-    def _common(self, sampling: dict[str, Any]) -> dict[str, Any]:
-        return {"model": self._model, "temperature": 0, **sampling}
 
     async def all(self, calls: Sequence[Awaitable[Any]]) -> list[Any]:
         return [await call for call in calls]
@@ -120,107 +119,154 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-def programs_as_programs(url: str, names: Sequence[str]) -> dict[str, tuple[float, float, int]]:
-    """Seconds, hit rate and prompt tokens of each program."""
-    found = {}
-    with RuntimeEndpoint(url) as endpoint:
-        endpoint.wait(endpoint.backend._client.post("/v1/completions", {"prompt": "warm", "max_tokens": 4}))
-        for name in names:
-            started = time.perf_counter()
-            usage = PROGRAMS[name].run(**ARGUMENTS[name], temperature=0, backend=endpoint).usage
-            elapsed_s = time.perf_counter() - started
-            found[name] = (elapsed_s, usage.num_cached_tokens / usage.num_prompt_tokens, usage.num_prompt_tokens)
-    return found
+class Ways:
+    """The ways to run a program, on a server with the prefix cache and one without."""
 
+    def __init__(self, shared: RuntimeEndpoint, unshared: RuntimeEndpoint) -> None:
+        self._shared = shared
+        self._unshared = unshared
 
-def programs_by_hand(url: str, hand: type[ApiHand], names: Sequence[str]) -> dict[str, float]:
-    """Seconds of each program as calls by hand."""
-
-    async def run() -> dict[str, float]:
-        client = ApiClient(url)
-        caller = hand(client, "smollm2")
-        await caller.complete("warm", max_tokens=4)
-        found = {}
-        for name in names:
-            started = time.perf_counter()
-            await BY_HAND[name](caller, **ARGUMENTS[name])  # type: ignore[operator]
-            found[name] = time.perf_counter() - started
-        await client.close()
-        return found
-
-    return asyncio.run(run())
-
-
-def batch_seconds(url: str) -> float:
-    """Seconds of a batch of few-shot prompts."""
-    reviews = [{"review": f"number {number} was what I hoped for"} for number in range(NUM_BATCHED)]
-    with RuntimeEndpoint(url) as endpoint:
-        endpoint.wait(endpoint.backend._client.post("/v1/completions", {"prompt": "warm", "max_tokens": 4}))
+    def as_program(self, name: str) -> tuple[float, RunUsage]:
+        """Seconds, and what its calls cost."""
+        empty_cache(self._shared)
         started = time.perf_counter()
-        list(PROGRAMS["few_shot"].run_batch(reviews, temperature=0, backend=endpoint))
+        usage = PROGRAMS[name].run(**ARGUMENTS[name], temperature=0, backend=self._shared).usage
+        return time.perf_counter() - started, usage
+
+    def in_order(self, name: str) -> float:
+        """Seconds of the calls by hand, one after the other."""
+        empty_cache(self._shared)
+        return _by_hand(self._shared, ApiHand, name)
+
+    def unshared(self, name: str) -> float:
+        """Seconds of the calls by hand, at the same time and without shared prefixes."""
+        return _by_hand(self._unshared, ConcurrentHand, name)
+
+    def figures(self, name: str, num_rounds: int) -> ProgramFigures:
+        """Medians of some rounds, in which the ways take turns."""
+        runs, in_order_s, unshared_s = [], [], []
+        for _ in range(num_rounds):
+            runs.append(self.as_program(name))
+            in_order_s.append(self.in_order(name))
+            unshared_s.append(self.unshared(name))
+        usage = runs[-1][1]
+        return ProgramFigures(
+            name,
+            statistics.median(seconds for seconds, _ in runs),
+            statistics.median(in_order_s),
+            statistics.median(unshared_s),
+            usage.num_cached_tokens / usage.num_prompt_tokens,
+            usage.num_prompt_tokens,
+        )
+
+
+def empty_cache(endpoint: RuntimeEndpoint) -> None:
+    """Forget all prefixes, and have something computed after it."""
+    client = client_of(endpoint)
+    urllib.request.urlopen(urllib.request.Request(f"{client.base_url}/flush_cache", b"", method="POST")).close()
+    endpoint.wait(client.post("/v1/completions", {"prompt": "warm", "max_tokens": 4}))
+
+
+def client_of(endpoint: RuntimeEndpoint) -> ApiClient:
+    backend = endpoint.backend
+    assert isinstance(backend, ServerBackend)
+    return backend.client
+
+
+def _by_hand(endpoint: RuntimeEndpoint, hand: type[ApiHand], name: str) -> float:
+    async def run() -> float:
+        started = time.perf_counter()
+        await BY_HAND[name](hand(client_of(endpoint)), **ARGUMENTS[name])  # type: ignore[operator]
         return time.perf_counter() - started
 
+    return endpoint.wait(run())
 
-def decision_seconds(url: str) -> tuple[float, float]:
-    """Seconds of 400 decisions in one request, and of 400 chat calls, of which some are made."""
 
-    async def run() -> tuple[float, float]:
-        client = ApiClient(url)
-        texts = [f"Was the parcel in town {number % 7} on day {number // 7}?" for number in range(NUM_DECISIONS)]
-        questions = [{"type": "predicate", "instructions": text} for text in texts]
-        await client.post("/v1/completions", {"prompt": "warm", "max_tokens": 4})
+def batch_seconds(endpoint: RuntimeEndpoint, size: int) -> float:
+    """Seconds of a batch of few-shot prompts."""
+    empty_cache(endpoint)
+    reviews = [{"review": f"number {number} was what I hoped for"} for number in range(size)]
+    started = time.perf_counter()
+    list(PROGRAMS["few_shot"].run_batch(reviews, temperature=0, backend=endpoint))
+    return time.perf_counter() - started
+
+
+@dataclass(frozen=True)
+class DecisionFigures:
+    """Seconds of decisions in one request, and of as many chat calls, of which ``num_called`` were made.
+
+    ``num_answer_tokens`` is how long their answers were in the mean.
+    """
+
+    count: int
+    decisions_s: float
+    chat_calls_s: float
+    num_called: int
+    num_answer_tokens: float
+
+    @property
+    def line(self) -> str:
+        return (
+            f"{self.count} decisions: {self.decisions_s:.2f} s, {self.chat_calls_s / self.decisions_s:.1f} x faster "
+            f"than chat calls with answers of {self.num_answer_tokens:.0f} tokens"
+        )
+
+
+def decision_figures(endpoint: RuntimeEndpoint, text: str, count: int, num_called: int) -> DecisionFigures:
+    """Yes-or-no questions about ``text``: as one request, and as chat calls that are answered in words."""
+    empty_cache(endpoint)
+    asked = [f"Was the parcel in town {number % 7} on day {number // 7}?" for number in range(count)]
+    questions = [{"type": "predicate", "instructions": each} for each in asked]
+
+    async def run() -> DecisionFigures:
+        client = client_of(endpoint)
         started = time.perf_counter()
-        await client.post("/v1/decisions", {"input": DECISION_INPUT, "questions": questions})
+        await client.post("/v1/decisions", {"input": text, "questions": questions})
         decided_s = time.perf_counter() - started
-        started = time.perf_counter()
-        for text in texts[:NUM_CHAT_CALLS]:
-            content = f"{DECISION_INPUT}\n\n{text}"
-            messages = [{"role": "user", "content": content}]
-            await client.post("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 64})
-        chatted_s = (time.perf_counter() - started) * NUM_DECISIONS / NUM_CHAT_CALLS
-        await client.close()
-        return decided_s, chatted_s
+        started, num_tokens = time.perf_counter(), 0
+        for each in asked[:num_called]:
+            messages = [{"role": "user", "content": f"{text}\n\n{each}"}]
+            body = {"messages": messages, "temperature": 0, "max_tokens": 64}
+            num_tokens += (await client.post("/v1/chat/completions", body))["usage"]["completion_tokens"]
+        chatted_s = (time.perf_counter() - started) * count / num_called
+        return DecisionFigures(count, decided_s, chatted_s, num_called, num_tokens / num_called)
 
-    return asyncio.run(run())
+    return endpoint.wait(run())
 
 
-def measure(model: str, names: Sequence[str], port: int) -> dict[str, Any]:
-    flags = [model, "--served-model-name", "smollm2"]
-    with server(*flags, port=port) as url:
-        as_programs = programs_as_programs(url, names)
-    with server(*flags, port=port) as url:
-        sequential = programs_by_hand(url, ApiHand, names)
-    with server(*flags, "--no-enable-prefix-caching", port=port) as url:
-        unshared = programs_by_hand(url, ConcurrentHand, names)
-        batch_off_s = batch_seconds(url)
-    with server(*flags, port=port) as url:
-        batch_on_s = batch_seconds(url)
-        decided_s, chatted_s = decision_seconds(url)
-    figures = [ProgramFigures(name, *_split(as_programs[name], sequential[name], unshared[name])) for name in names]
-    for each in figures:
-        print(each.line)
-    print(f"few-shot batch of {NUM_BATCHED}: {batch_off_s / batch_on_s:.2f} x faster than without the cache")
-    print(f"{NUM_DECISIONS} decisions: {decided_s:.2f} s, {chatted_s / decided_s:.1f} x faster than chat calls")
+def measure(model: str, names: Sequence[str], port: int, num_rounds: int) -> dict[str, Any]:
+    with (
+        server(model, port=port) as shared_url,
+        server(model, "--no-enable-prefix-caching", port=port + 1) as unshared_url,
+        RuntimeEndpoint(shared_url) as shared,
+        RuntimeEndpoint(unshared_url) as unshared,
+    ):
+        ways = Ways(shared, unshared)
+        ways.figures(names[0], 1)  # a first time for everything
+        figures = []
+        for name in names:
+            figures.append(ways.figures(name, num_rounds))
+            print(figures[-1].line, flush=True)
+        batch_on_s, batch_off_s = batch_seconds(shared, NUM_BATCHED), batch_seconds(unshared, NUM_BATCHED)
+        print(f"few-shot batch of {NUM_BATCHED}: {batch_off_s / batch_on_s:.2f} x faster than without the cache")
+        decisions = decision_figures(shared, DECISION_INPUT, NUM_DECISIONS, NUM_CHAT_CALLS)
+        print(decisions.line)
     return {
         "programs": [asdict(each) for each in figures],
         "batch": {"size": NUM_BATCHED, "cache_on_s": batch_on_s, "cache_off_s": batch_off_s},
-        "decisions": {"count": NUM_DECISIONS, "decisions_s": decided_s, "chat_calls_s": chatted_s},
+        "decisions": asdict(decisions),
     }
-
-
-def _split(program: tuple[float, float, int], sequential_s: float, unshared_s: float) -> tuple[Any, ...]:
-    program_s, hit_rate, num_prompt_tokens = program
-    return program_s, sequential_s, unshared_s, hit_rate, num_prompt_tokens
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--programs", nargs="*", default=list(PROGRAMS), choices=list(PROGRAMS))
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--port", type=int, default=18411)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
-    found = measure(arguments.model, arguments.programs, arguments.port)
+    found = measure(arguments.model, arguments.programs, arguments.port, arguments.rounds)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(found, indent=2) + "\n")
 

@@ -112,14 +112,14 @@ def test_failures_of_a_server_are_the_programs(endpoint: RuntimeEndpoint) -> Non
     ):
         program.run(backend=nobody)
     with (
-        RuntimeEndpoint(endpoint.backend._client.base_url, model="other") as wrong,
+        RuntimeEndpoint(endpoint.backend.client.base_url, model="other") as wrong,
         pytest.raises(ProgramError, match="not served"),
     ):
         program.run(backend=wrong)
 
 
 def test_a_missing_route_is_told_from_a_refusal(endpoint: RuntimeEndpoint) -> None:
-    client = endpoint.backend._client
+    client = endpoint.backend.client
     with pytest.raises(NoSuchRoute):
         endpoint.wait(client.post("/v1/nothing", {}))
 
