@@ -303,14 +303,14 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         int, _meta("limits", "most branches of one of its forks", unit="count", ge=1, le=4096)
     ] = 64
     max_program_tokens: Annotated[
-        int, _meta("limits", "most tokens that all its calls together may generate", unit="tokens", ge=1, le=1 << 24)
+        int, _meta("limits", "most tokens that all its calls together may generate", unit="count", ge=1, le=1 << 24)
     ] = 65536
     max_program_guess_tokens: Annotated[
         int,
         _meta(
             "limits",
             "most tokens that cases of a branch may generate before it is known which is the one; 0 begins none",
-            unit="tokens",
+            unit="count",
             ge=0,
             le=1 << 20,
         ),
