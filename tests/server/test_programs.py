@@ -129,6 +129,20 @@ def test_programs_beyond_their_bounds_are_refused(server: RunningServer, program
     assert any(part in error["message"] for part in message.split("|"))
 
 
+def test_the_operator_may_set_other_bounds() -> None:
+    settings = {"max_program_nodes": 2, "max_program_depth": 1, "max_program_forks": 3, "max_program_tokens": 9}
+    nested = Fork("f", ((Fork("g", ((Text("x"),),)),),))
+    with running_server(**settings) as server:
+        for body, message in (
+            ((Text("x"),) * 3, "3 nodes but at most 2"),
+            ((nested,), "2 levels of nesting but at most 1"),
+            ((Fork("f", ((),) * 4),), "4 branches in f but at most 3"),
+            ((Gen(sampling=SamplingChoice(max_tokens=10)),), "10 tokens to generate but at most 9"),
+        ):
+            response = server.post("/v1/programs", {"program": json.loads(to_json(Program(body=body)))})
+            assert message in error_of(response, 400)["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -279,7 +279,7 @@ def check_limits(program: Program, limits: Limits) -> None:
     for num_nodes, (node, depth) in enumerate(walk(program.body), start=1):
         num_bytes += _text_bytes(node)
         num_tokens += num_generated_tokens(node)
-        _bound("depth", depth, limits.depth)
+        _bound("levels of nesting", depth, limits.depth)
         _bound("nodes", num_nodes, limits.num_nodes)
         _bound("bytes of text", num_bytes, limits.num_text_bytes)
         _bound("tokens to generate", num_tokens, limits.num_tokens)
@@ -291,7 +291,7 @@ def check_limits(program: Program, limits: Limits) -> None:
 
 def _bound(what: str, value: int, limit: int) -> None:
     if value > limit:
-        raise InvalidRequest(f"the program has {value} {what} but at most {limit} are run; split it", "program")
+        raise InvalidRequest(f"the program has {value} {what} but at most {limit} are run here; split it", "program")
 
 
 def _text_bytes(node: Node) -> int:
