@@ -164,7 +164,7 @@ def test_deep_programs_are_refused_before_they_cost_anything(server: RunningServ
     body: list[Any] = [{"type": "text", "text": "x"}]
     for level in range(12):
         body = [{"type": "fork", "name": f"f{level}", "branches": [body]}]
-    assert "depth" in error_of(server.post("/v1/programs", {"program": {"body": body}}), 400)["message"]
+    assert "levels of nesting" in error_of(server.post("/v1/programs", {"program": {"body": body}}), 400)["message"]
 
 
 def test_a_failure_after_the_first_event_is_an_event(server: RunningServer) -> None:
