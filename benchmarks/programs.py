@@ -174,9 +174,11 @@ def client_of(endpoint: RuntimeEndpoint) -> ApiClient:
 
 
 def _by_hand(endpoint: RuntimeEndpoint, hand: type[ApiHand], name: str) -> float:
+    caller = hand(client_of(endpoint))
+
     async def run() -> float:
         started = time.perf_counter()
-        await BY_HAND[name](hand(client_of(endpoint)), **ARGUMENTS[name])  # type: ignore[operator]
+        await BY_HAND[name](caller, **ARGUMENTS[name])  # type: ignore[operator]
         return time.perf_counter() - started
 
     return endpoint.wait(run())

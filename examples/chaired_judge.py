@@ -26,9 +26,9 @@ def chaired_judge(s, essay):
         s += sgl.user(f"A judge of {dimension} said: " + judge.ref("judgement"))
         s += sgl.assistant("I have noted it.")
     chair = s.fork(1)[0]
-    chair += sgl.user("Weigh what they said, then say whether the essay is good or bad.")
+    chair += sgl.user("Weigh what they said at length, then say whether the essay is good or bad.")
     chair += sgl.assistant(
-        sgl.gen("thoughts", max_tokens=64) + "\nThe essay is " + sgl.select("grade", ["good", "bad"])
+        sgl.gen("thoughts", min_tokens=48, max_tokens=64) + "\nThe essay is " + sgl.select("grade", ["good", "bad"])
     )
     s += sgl.user("Write to the author.")
     s += sgl.assistant_begin() + "Dear author, "

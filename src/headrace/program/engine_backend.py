@@ -68,12 +68,13 @@ class EngineBackend:
         self._clock = clock
         self._numbers = itertools.count()
         self._began: dict[str, float] = {}
+        self._preparing: set[asyncio.Future[Any]] = set()
         self._token = secrets.token_hex(6)
         self._slots = asyncio.Semaphore(2 * client.info.max_num_seqs)  # no program fills the queue for all others
 
     async def generate(self, document: Document, call: Call, on_text: OnText | None) -> Generated:
         """See ``Backend.generate``."""
-        request = await asyncio.to_thread(self._request, document, call)
+        request = await self._prepared(call.place, lambda: self._request(document, call))
         texts = [""] * call.sampling.n
         num_output_tokens = 0
         last: RequestOutput | None = None
@@ -99,7 +100,7 @@ class EngineBackend:
 
     async def score(self, document: Document, choices: Sequence[str], call: Call) -> Scores:
         """See ``Backend.score``."""
-        continuations = await asyncio.to_thread(self._encoder.continuations, document, choices)
+        continuations = await self._prepared(call.place, lambda: self._encoder.continuations(document, choices))
         return await self.score_tokens(continuations, call.place)
 
     async def score_tokens(self, continuations: Sequence[Continuation], place: Place = NOWHERE) -> Scores:
@@ -127,6 +128,16 @@ class EngineBackend:
         """See ``Backend.close``."""
         if self._on_close is not None:
             await self._on_close()
+
+    async def _prepared(self, place: Place, work: Callable[[], T]) -> T:
+        """Do what may take long in a thread; a guess is ready only when everything is that was asked before it."""
+        earlier = tuple(self._preparing)
+        preparing = asyncio.get_running_loop().run_in_executor(None, work)
+        self._preparing.add(preparing)
+        preparing.add_done_callback(self._preparing.discard)
+        if place.is_guess and earlier:
+            await asyncio.wait(earlier)
+        return await preparing
 
     def _request(self, document: Document, call: Call) -> Request:
         sampling = structured_outputs(call.sampling, call.form)

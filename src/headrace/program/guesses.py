@@ -69,6 +69,7 @@ class Guesses:
         await self._before.document()
         if self._run.is_guess:
             return  # one thing at a time
+        await asyncio.to_thread(_nothing)  # what the choice itself takes has its turn first
         num_spare = self._run.backend.num_spare_calls()
         for choice in self._run.speculation.cases(self._branch, num_spare):
             guess = self._guesses[choice] = _Guess(self._before, *self._supposed(choice))
@@ -133,6 +134,10 @@ class _Guess:
             effect()
         else:
             self._held.append(effect)
+
+
+def _nothing() -> None:
+    pass
 
 
 async def _ended(task: asyncio.Future[None]) -> None:

@@ -51,6 +51,11 @@ class GuessesLast:
             return self._inner.shape_step(running, now)
         others = [seq for seq in running if not seq.is_guess]
         shape = self._inner.shape_step(others, now)
+        if not others and self._line.num_others:
+            self._line.num_may_start = 0
+            # Those who wait go first. If none of them can start, the guesses must go on, or nobody would.
+            decoding = [seq for seq in guesses if seq.num_pending_tokens == 1]
+            return _with_guesses(shape, decoding or guesses[:1], shape.token_budget)
         room = self._room(others)
         going_on = guesses[:room]
         self._line.num_may_start = room - len(going_on)
@@ -58,10 +63,7 @@ class GuessesLast:
             return shape
         num_tokens = sum(min(seq.num_pending_tokens, PROMPT_TOKENS) for seq in going_on)
         num_tokens += PROMPT_TOKENS * min(self._line.num_may_start, self._line.num_guesses)
-        num_used = len(others) if others else shape.token_budget if self._line.num_others else 0
-        rest = [*shape.rest, *((NO_LIMIT, seq) for seq in going_on)]
-        budget = min(num_used + num_tokens, self._max_num_batched_tokens)
-        return StepShape(budget, shape.first, rest, shape.max_starts)
+        return _with_guesses(shape, going_on, min(len(others) + num_tokens, self._max_num_batched_tokens))
 
     def victim(self, running: Iterable[Sequence], now: float) -> Sequence:
         candidates = list(running)
@@ -78,6 +80,11 @@ class GuessesLast:
         if self._line.num_others or any(seq.num_pending_tokens != 1 for seq in others):
             return 0  # there are prompts to compute, whose tokens are not for nothing
         return max(self._meters.num_free_seqs - len(others), 0)
+
+
+def _with_guesses(shape: StepShape, guesses: Iterable[Sequence], token_budget: int) -> StepShape:
+    rest = [*shape.rest, *((NO_LIMIT, seq) for seq in guesses)]
+    return StepShape(token_budget, shape.first, rest, shape.max_starts)
 
 
 class _GuessesLastLine:
