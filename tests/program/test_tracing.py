@@ -149,7 +149,7 @@ def test_bounds_are_named() -> None:
     check_program(program)
     for limits, what in (
         (Limits(num_nodes=5), "6 nodes"),
-        (Limits(depth=0), "1 depth"),
+        (Limits(depth=0), "1 levels of nesting"),
         (Limits(num_branches=1), "2 branches"),
     ):
         with pytest.raises(InvalidRequest, match=what):

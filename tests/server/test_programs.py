@@ -129,6 +129,13 @@ def test_programs_beyond_their_bounds_are_refused(server: RunningServer, program
     assert any(part in error["message"] for part in message.split("|"))
 
 
+WAITS_FOR_LATER = {
+    "type": "branch",
+    "on": {"type": "select", "choices": ["a"]},
+    "cases": {"a": [{"type": "value", "name": "later"}]},
+}
+
+
 def test_the_operator_may_set_other_bounds() -> None:
     settings = {"max_program_nodes": 2, "max_program_depth": 1, "max_program_forks": 3, "max_program_tokens": 9}
     nested = Fork("f", ((Fork("g", ((Text("x"),),)),),))
@@ -148,6 +155,10 @@ def test_the_operator_may_set_other_bounds() -> None:
     [
         ({"body": [{"type": "python", "code": "import os"}]}, "program.body[0].type: Invalid value 'python'"),
         ({"body": [{"type": "value", "name": "x"}]}, "nothing captures 'x'"),
+        (
+            {"body": [{"type": "text", "text": "x"}, WAITS_FOR_LATER, {"type": "gen", "name": "later"}]},
+            "captures 'later'",
+        ),
         ({"body": [{"type": "join", "fork": "x"}]}, "there is no fork 'x'"),
         ({"body": [{"type": "role_begin", "role": "root"}]}, "the role 'root' must be one of"),
         ({"body": [{"type": "role_end"}]}, "a message ends but none was begun"),

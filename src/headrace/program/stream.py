@@ -64,6 +64,7 @@ class Stream:
         self._captures = dict(captures)
         self._own: dict[str, Promise] = {}
         self._forks: list[Stream] = []
+        self._forks_before = [] if onward is None else [*onward._forks_before, *onward._forks]
         self._scopes: dict[str, asyncio.Future[Document]] = {}
 
     @classmethod
@@ -199,14 +200,11 @@ class Stream:
         self._promise_kept_by(after, partial(_then, before, work), where)
 
     def _find(self, name: str) -> Promise | None:
-        """A promise by its name here, or by its path in a fork of this text or of one that this goes on from."""
-        stream: Stream | None = self
-        while stream is not None:
-            promise = stream._captures.get(name) or _found_in(stream._forks, name)
-            if promise is not None:
-                return promise
-            stream = stream._onward
-        return None
+        """A promise by its name here, or by its path in a fork of this text or one that was before it.
+
+        What is captured later by a text that waits for this one is not found: each would wait for the other.
+        """
+        return self._captures.get(name) or _found_in([*self._forks, *self._forks_before], name)
 
     def _promise(self, name: str | None) -> Promise:
         promise: Promise = self.run.promise()
