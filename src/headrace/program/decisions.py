@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from headrace.core.errors import InvalidRequest
 from headrace.program.document import Document, Turn
 from headrace.program.encoding import DocumentEncoder
-from headrace.program.engine_backend import EngineBackend
+from headrace.program.engine_backend import EngineBackend, all_or_none
 from headrace.program.scoring import Continuation
 
 MAX_QUESTIONS = 400
 MAX_OPTIONS = 255
+
+_PART = 32
+"""Questions that are put into tokens at a time, so that the first are answered while the others are."""
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -94,6 +97,15 @@ class Decisions:
     num_cached_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Answers to some of the questions, and what they were asked as."""
+
+    answers: list[Distribution]
+    prompts: list[tuple[int, ...]]
+    num_cached_before: int
+
+
 class Decider:
     """Answers questions with one model. Belongs to the backend's event loop."""
 
@@ -111,16 +123,22 @@ class Decider:
 
     async def decide_each(self, pairs: Sequence[tuple[Sequence[Turn], Question]]) -> Decisions:
         """Answer each question about an input of its own; what inputs begin with in common is computed once."""
-        rows = await asyncio.to_thread(self._continuations, pairs)
-        flat = [each for row in rows for each in row]
-        scores = await self._backend.score_tokens(flat)
-        totals = iter(score.total for score in scores.choices)
-        answers = [softmax([next(totals) for _ in row]) for row in rows]
-        prompts = [row[0].token_ids[: row[0].start] for row in rows]
+        parts = [pairs[start : start + _PART] for start in range(0, len(pairs), _PART)]
+        decided = await all_or_none([self._decide_part(part) for part in parts])
         return Decisions(
-            answers=tuple(Distribution(answer) for answer in answers),
-            num_input_tokens=num_distinct_tokens(prompts),
-            num_cached_tokens=scores.num_cached_before,
+            answers=tuple(answer for part in decided for answer in part.answers),
+            num_input_tokens=num_distinct_tokens([prompt for part in decided for prompt in part.prompts]),
+            num_cached_tokens=min(part.num_cached_before for part in decided),
+        )
+
+    async def _decide_part(self, pairs: Sequence[tuple[Sequence[Turn], Question]]) -> _Part:
+        rows = await asyncio.to_thread(self._continuations, pairs)
+        scores = await self._backend.score_tokens([each for row in rows for each in row])
+        totals = iter(score.total for score in scores.choices)
+        return _Part(
+            answers=[Distribution(softmax([next(totals) for _ in row])) for row in rows],
+            prompts=[row[0].token_ids[: row[0].start] for row in rows],
+            num_cached_before=scores.num_cached_before,
         )
 
     def _continuations(self, pairs: Sequence[tuple[Sequence[Turn], Question]]) -> list[list[Continuation]]:

@@ -64,7 +64,7 @@ class Stream:
         self._captures = dict(captures)
         self._own: dict[str, Promise] = {}
         self._forks: list[Stream] = []
-        self._forks_before = [] if onward is None else [*onward._forks_before, *onward._forks]
+        self._forks_before: list[Stream] = [] if onward is None else [*onward._forks_before, *onward._forks]
         self._scopes: dict[str, asyncio.Future[Document]] = {}
 
     @classmethod
