@@ -35,7 +35,7 @@ def test_a_group_limit_counts_less_what_the_group_uses_and_cannot_drop(tmp_path:
         "proc/self/cgroup": "0::/jobs/one\n",
         "cgroup/jobs/one/memory.max": f"{4 * GIB}\n",
         "cgroup/jobs/one/memory.current": f"{3 * GIB}\n",
-        "cgroup/jobs/one/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+        "cgroup/jobs/one/memory.stat": f"anon 5\ninactive_file {GIB // 4}\nactive_file {GIB * 3 // 4}\n",
     }
     assert _machine(tmp_path, files) == 2 * GIB
 

@@ -39,7 +39,7 @@ TORTURES: Final = {
 def main(argv: Sequence[str]) -> int:
     if argv == ["all"]:
         return max([_run(name, []) for name in TORTURES])
-    if not argv or argv[0] not in TORTURES:
+    if not argv or argv[0] not in TORTURES:  # "help", say
         width = max(map(len, TORTURES))
         print("python -m tests.torture NAME [OPTIONS], or all\n")
         print("\n".join(f"  {name:<{width}}  {torture.what}" for name, torture in TORTURES.items()))

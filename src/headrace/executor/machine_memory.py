@@ -98,7 +98,7 @@ class _Group:
     folder: Path
     limit_name: str
     usage_name: str
-    droppable_name: str
+    stat_prefix: str
 
 
 def _groups(proc: Path, cgroup: Path) -> Iterator[_Group]:
@@ -106,10 +106,10 @@ def _groups(proc: Path, cgroup: Path) -> Iterator[_Group]:
     for line in _read(proc / "self" / "cgroup").splitlines():
         hierarchy, controllers, path = line.split(":", 2)
         if hierarchy == "0" and not controllers:
-            names = ("memory.max", "memory.current", "inactive_file")
+            names = ("memory.max", "memory.current", "")
             yield from (_Group(folder, *names) for folder in _folders(cgroup, path))
         elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
             yield from (_Group(folder, *names) for folder in _folders(cgroup / "memory", path))
 
 
@@ -123,20 +123,17 @@ def _folders(root: Path, path: str) -> Iterator[Path]:
 
 
 def _group_account(group: _Group) -> MemoryAccount | None:
-    """What a group has left; nothing to say of one without a limit."""
+    """What a group has left; nothing to say of one without a limit.
+
+    Pages of files count as left, also those in use, as they do in the kernel's own estimate for the whole machine:
+    dropping them costs time, which shows as stalls, and not lives.
+    """
     limit, usage = _read(group.folder / group.limit_name).strip(), _read(group.folder / group.usage_name).strip()
     if not (limit.isdigit() and usage.isdigit()):
         return None
-    droppable = _stat(group.folder / "memory.stat", group.droppable_name)
-    return MemoryAccount(int(limit) - int(usage) + droppable, int(limit))
-
-
-def _stat(path: Path, name: str) -> int:
-    for line in _read(path).splitlines():
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(value)
-    return 0
+    stat = dict(line.split() for line in _read(group.folder / "memory.stat").splitlines())
+    file_bytes = sum(int(stat.get(f"{group.stat_prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+    return MemoryAccount(int(limit) - int(usage) + file_bytes, int(limit))
 
 
 def _stalled_share(text: str) -> float:
