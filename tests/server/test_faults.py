@@ -105,6 +105,24 @@ def _is_served(server: ServedProcess) -> bool:
         return False
 
 
+def test_an_engine_that_gets_no_more_memory_answers_or_is_replaced(folder: Path) -> None:
+    with served(folder, "--kv-cache-bytes", "8MiB") as server:
+        pid = server.engine_pid()
+        assert pid is not None
+        taken = address_space_bytes(pid)
+        resource.prlimit(pid, resource.RLIMIT_AS, (taken, taken))
+        asked = {"prompt": ["the and " * 100] * 8, "n": 4, "max_tokens": 60, "logprobs": 20, "seed": 1}
+        replies = [completion(server, **asked) for _ in range(4)]
+        codes = {reply.json()["error"]["code"] for reply in replies if reply.status_code != 200}
+        assert codes <= {"request_failed", "request_quarantined", "service_unavailable"}
+        eventually(lambda: completion(server).status_code == 200, PATIENCE_S)
+        eventually(lambda: is_idle(server), PATIENCE_S)
+
+
+def address_space_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+
+
 def test_a_connection_that_is_reset_in_the_middle_of_a_stream_ends_its_request(server: ServedProcess) -> None:
     for _ in range(10):
         with send(server) as sock:

@@ -48,6 +48,7 @@ FAULTS: Final = {
     "no memory in a forward pass": [
         "tests/engine/test_failed_steps.py::test_a_failed_allocation_ends_one_request_and_never_the_engine"
     ],
+    "no memory anywhere in the engine": [f"{MACHINE}an_engine_that_gets_no_more_memory_answers_or_is_replaced"],
     "memory that runs short": ["tests/engine/test_relief.py"],
     "the kernel's OOM killer": [
         "tests/engine/test_reentry.py::"

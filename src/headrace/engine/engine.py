@@ -17,7 +17,7 @@ from headrace.cache.kv_cache import KVCacheManager
 from headrace.core.client import EngineInfo, StepStats
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, InvalidRequest
-from headrace.core.memory_pressure import MemoryState
+from headrace.core.memory_pressure import GrowingCache, MemoryState
 from headrace.core.request import (
     FinishReason,
     OutputError,
@@ -115,9 +115,9 @@ class Engine:
         self._scheduler.listen(recorder)
         self._timelines = recorder
 
-    def relieve(self, watch: WatchesMemory) -> None:
-        """From now on give way when ``watch`` says that memory is short."""
-        self._relief = Relief(watch, (self._kv, self._constraints))
+    def relieve(self, watch: WatchesMemory, others: SequenceOf[GrowingCache] = ()) -> None:
+        """From now on give way when ``watch`` says that memory is short, and have ``others`` do so as well."""
+        self._relief = Relief(watch, (self._kv, self._constraints, *others))
 
     def untaken_cache_bytes(self) -> int:
         """What the KV cache and the host tier may take that they have never touched. For any thread to ask."""

@@ -34,6 +34,7 @@ from headrace.engine.compiled_cache import LEAST_BYTES, Unhurried, compiled_cach
 from headrace.engine.constraints import GrammarSource
 from headrace.engine.engine import Engine
 from headrace.engine.grammars import TokenizerGrammars
+from headrace.engine.heap import HeapReserve
 from headrace.engine.limits import Limits, resolve_limits, wanted_len
 from headrace.engine.memory_plan import MemoryPlan, check_fits, plan_memory
 from headrace.engine.memory_pressure import MemoryWatch
@@ -142,7 +143,7 @@ def build_engine(config: EngineConfig, progress: Progress, listeners: Sequence[S
 
 def watch_memory(engine: Engine) -> None:
     """Have an engine that serves others give way when this machine, or its container, runs short of memory."""
-    engine.relieve(MemoryWatch(MachineMemory(), engine.untaken_cache_bytes))
+    engine.relieve(MemoryWatch(MachineMemory(), engine.untaken_cache_bytes), [HeapReserve()])
 
 
 def plan_of(config: EngineConfig, progress: Progress) -> MemoryPlan:

@@ -18,6 +18,20 @@ def settle_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+    _trim()
+
+
+class HeapReserve:
+    """What the C library keeps of freed memory, as a ``GrowingCache``: when it may not grow it is given back."""
+
+    def stop_growing(self) -> None:
+        _trim()
+
+    def resume_growing(self) -> None:
+        """It grows by itself."""
+
+
+def _trim() -> None:
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except AttributeError:
