@@ -218,7 +218,7 @@ def test_an_engine_thread_stuck_in_a_step_is_not_ready_although_the_process_answ
     asyncio.run(main())
 
 
-def test_b08_a_frozen_engine_is_woken_after_it_has_shown_its_stacks(capfd: pytest.CaptureFixture[str]) -> None:
+def test_b08_a_frozen_engine_is_found_stopped_and_woken_or_else_replaced(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with supervised(limits=WATCHFUL) as supervisor:
             request = make_request(max_tokens=300)
@@ -228,10 +228,10 @@ def test_b08_a_frozen_engine_is_woken_after_it_has_shown_its_stacks(capfd: pytes
             await eventually(lambda: not supervisor.is_ready)
             await eventually(lambda: supervisor.is_ready)
             check_whole(request, await reading)
-            assert supervisor.num_restarts == 0
+            assert supervisor.num_restarts <= 1, "on a busy machine it may not speak up in time"
 
     asyncio.run(main())
-    assert "most recent call first" in capfd.readouterr().err
+    assert "T (stopped)) hangs" in caplog.text
 
 
 def test_a_hanging_step_is_dumped_and_replaced_and_only_its_request_is_given_up(

@@ -28,7 +28,7 @@ FAULTS: Final = {
         f"{SUPERVISOR}a_stream_whose_engine_is_killed_again_and_again_loses_and_repeats_nothing",
     ],
     "SIGSTOP of the engine": [
-        f"{SUPERVISOR}b08_a_frozen_engine_is_woken_after_it_has_shown_its_stacks",
+        f"{SUPERVISOR}b08_a_frozen_engine_is_found_stopped_and_woken_or_else_replaced",
         f"{SUPERVISOR}a_frozen_engine_does_not_keep_close_from_ending_it",
     ],
     "a step that hangs": [f"{SUPERVISOR}a_hanging_step_is_dumped_and_replaced_and_only_its_request_is_given_up"],

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -136,10 +137,21 @@ class EngineChild:
         finally:
             await _cancel(exited)
 
-    def dump_stacks(self) -> None:
-        """Have the process write the stacks of its threads to standard error, even if it is stopped (SIGSTOP)."""
-        _signal(self._process, DUMP_SIGNAL)
+    def kernel_state(self) -> str:
+        """What the kernel has the process doing: ``T (stopped)``, ``D (disk sleep)``, ``S (sleeping)``..."""
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+                if line.startswith("State:"):
+                    return line.removeprefix("State:").strip()
+        return "state unknown"
+
+    def wake(self) -> None:
+        """Let a process that was stopped (SIGSTOP) go on; no effect on one that was not."""
         _signal(self._process, signal.SIGCONT)
+
+    def dump_stacks(self) -> None:
+        """Have the process write the stacks of its threads to standard error."""
+        _signal(self._process, DUMP_SIGNAL)
 
     async def stop(self, grace_s: float) -> Ending:
         """Ask, terminate, kill, with ``grace_s`` before each next step; return how it ended."""
