@@ -119,7 +119,7 @@ def test_named_tokens_and_outputs_have_logprobs(real_server: RunningServer) -> N
         token_ids_logprob=[70, 80],
         sampling_params={**GREEDY, "max_new_tokens": 2},
     )["meta_info"]
-    assert len(found["output_token_logprobs"]) == 2
+    assert len(found["output_token_logprobs"]) == found["output_token_logprobs_length"] == 2
     assert [[entry[1] for entry in row] for row in found["output_token_ids_logprobs"]] == [[70, 80]] * 2
     assert found["input_token_logprobs"] == []
 

@@ -120,6 +120,7 @@ class NativeReply:
         lists: dict[str, object] = {
             "input_token_logprobs": [*unknown, *self._tokens_of(answer, given)],
             "output_token_logprobs": self._tokens_of(answer, made),
+            "output_token_logprobs_length": len(made),
         }
         if answer.num_top > 0:
             lists["input_top_logprobs"] = [*(None for _ in first), *self._tops_of(answer, given)]

@@ -72,6 +72,7 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     e2e_latency: float | UnsetType = UNSET
     input_token_logprobs: list[TokenLogprob] | UnsetType = UNSET
     output_token_logprobs: list[TokenLogprob] | UnsetType = UNSET
+    output_token_logprobs_length: int | UnsetType = UNSET
     input_top_logprobs: list[list[TokenLogprob] | None] | UnsetType = UNSET
     output_top_logprobs: list[list[TokenLogprob]] | UnsetType = UNSET
     output_token_ids_logprobs: list[list[TokenLogprob]] | UnsetType = UNSET
