@@ -97,7 +97,7 @@ def test_verbose_tells_tokens_and_times(configs: list[EngineConfig], capsys: pyt
         (["--temperature", "hot"], "error: argument --temperature: invalid float value: 'hot'"),
         (["--top-p", "0"], "error: --top-p is 0 but must be in (0, 1]"),
         (["--max-tokens", "0"], "error: --max-tokens is 0 but must be between 1 and"),
-        (["--stop", ""], "error: each --stop string must have 1 to 256 characters"),
+        (["--stop", ""], "error: each --stop string must have 1 to 4096 characters"),
         (["--port", "1"], "error: unknown flag --port"),
     ],
     ids=str,
