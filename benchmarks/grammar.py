@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import platform
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -31,10 +32,13 @@ from headrace.engine.grammars import vocabulary_table
 from headrace.engine.tokenizer import Tokenizer, load_tokenizer
 from headrace.grammar.builder import build_matcher, check_beginning, mask_words
 from headrace.grammar.compiler import compile_constraint
+from headrace.grammar.explain import allowed_bytes, explain
 from headrace.grammar.limits import GrammarLimits
 from headrace.grammar.matcher import GrammarMatcher
 from headrace.grammar.schema.formats import format_regex
-from headrace.grammar.vocabulary import library_tokenizer
+from headrace.grammar.shorthand import read_shorthand
+from headrace.grammar.trial import byte_matcher
+from headrace.grammar.vocabulary import VocabularyTable, library_tokenizer
 from headrace.grammar.worker_process import WorkerProcess
 
 SAMPLE = "jsonschemabench_sample.jsonl"
@@ -269,6 +273,66 @@ def try_hostile(model: Model) -> dict[str, tuple[str, float]]:
     return found
 
 
+def walks_that_disagree(num_walks: int) -> tuple[int, int]:
+    """The classic exercise's states, and random walks on which its automaton and the matcher disagree."""
+    constraint = Constraint(ConstraintKind.JSON_SCHEMA, read_shorthand('{"name": string, "age": integer}', 10), "")
+    automaton, start = explain(constraint), byte_matcher(constraint)
+    num_wrong = 0
+    for seed in range(num_walks):
+        rng, matcher, data = random.Random(seed), start.fork(), b""
+        is_right = True
+        while is_right and not matcher.must_end and len(data) < 40:
+            byte = rng.choice(allowed_bytes(matcher))
+            if not matcher.accept(byte):
+                break  # the end of the output
+            data += bytes([byte])
+            state = automaton.follow(data)
+            is_right = state is None or state.may_end == matcher.may_end
+        num_wrong += not (is_right and (not matcher.must_end or automaton.follow(data) is not None))
+    return len(automaton.states), num_wrong
+
+
+def large_vocabulary(size: int) -> tuple[list[float], list[float]]:
+    """Compile and mask times of a few schemas with that many tokens: bytes, then pieces of words, drawn by a seed."""
+    rng = random.Random(size)
+    words = [bytes([byte]) for byte in range(256)]
+    seen = set(words)
+    letters = "etaoinshrdlucmfwypvbgkjqxz"
+    while len(words) < size - 1:
+        piece = "".join(rng.choices(letters, weights=range(26, 0, -1), k=rng.randint(2, 12)))
+        word = (rng.choice(("", "", " ", '"', "_")) + piece).encode()
+        if word not in seen:
+            seen.add(word)
+            words.append(word)
+    library = library_tokenizer(VocabularyTable([*words, b"<end>"], [size - 1], [size - 1]))
+    row = np.zeros(mask_words(size), np.int32)
+    compile_ms, mask_us = [], []
+    for schema in LARGE_SCHEMAS:
+        started = time.process_time()
+        text = compile_constraint(Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema)), GrammarLimits()).text
+        matcher = GrammarMatcher(build_matcher(library, text), [size - 1])
+        compile_ms.append(1e3 * (time.process_time() - started))
+        for _ in range(LARGE_STEPS):
+            if matcher.must_end:
+                break
+            started_ns = time.thread_time_ns()
+            matcher.fill_row(row)
+            mask_us.append((time.thread_time_ns() - started_ns) / 1e3)
+            allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[: size - 1])
+            if len(allowed) == 0 or not matcher.accept(int(rng.choice(allowed.tolist()))):
+                break
+    return compile_ms, mask_us
+
+
+LARGE_STEPS = 120
+LARGE_SCHEMAS: tuple[dict[str, Any], ...] = (
+    {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name"]},
+    {"type": "array", "items": {"type": "string", "pattern": "^[a-z]+(-[a-z]+)*$"}, "minItems": 3},
+    {"type": "object", "additionalProperties": {"anyOf": [{"type": "number"}, {"type": "string", "maxLength": 40}]}},
+    {"type": "array", "items": {"type": "object", "properties": {"day": {"format": "date"}}, "required": ["day"]}},
+)
+
+
 def percentile(values: list[float], share: float) -> float:
     return float(np.percentile(values, 100 * share)) if values else float("nan")
 
@@ -304,6 +368,24 @@ def table(sample: Outcome, suite: Outcome, forced: tuple[int, int], hostile: dic
     ]
 
 
+def explain_rows(num_walks: int) -> list[Row]:
+    num_states, num_wrong = walks_that_disagree(num_walks)
+    return [
+        Row("explained states of a name and an age", "<= 20", str(num_states), num_states <= 20),
+        Row(f"of {num_walks} random walks, explained otherwise", "0", str(num_wrong), num_wrong == 0),
+    ]
+
+
+def large_rows(size: int) -> list[Row]:
+    compile_ms, mask_us = large_vocabulary(size)
+    compiled, usual, slow = percentile(compile_ms, 0.5), percentile(mask_us, 0.5), percentile(mask_us, 0.99)
+    return [
+        Row(f"compile at {size} tokens, p50", "<= 4 ms", f"{compiled:.1f} ms", compiled <= 4),
+        Row(f"mask at {size} tokens, p50", "<= 25 us", f"{usual:.1f} us", usual <= 25),
+        Row(f"mask at {size} tokens, p99", "<= 4 ms", f"{slow / 1e3:.2f} ms", slow <= 4000),
+    ]
+
+
 def render(rows: list[Row]) -> str:
     widths = [max(len(getattr(row, name)) for row in rows) for name in ("what", "target", "reached")]
     lines = [f"{'what':<{widths[0]}}  {'target':<{widths[1]}}  {'reached':<{widths[2]}}"]
@@ -323,6 +405,8 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2", help="whose tokenizer to use")
     parser.add_argument("--every", type=int, default=1, help="take only every so-manieth schema")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write everything as JSON")
+    parser.add_argument("--walks", type=int, default=10_000, help="random walks through an explained automaton")
+    parser.add_argument("--large", type=int, default=248_077, help="tokens of a made-up vocabulary; 0 leaves it out")
     arguments = parser.parse_args()
     model = Model(load_tokenizer(resolve_model(arguments.model, NullProgress())))
     sample_groups = read_groups(arguments.data / SAMPLE, arguments.every)
@@ -335,6 +419,7 @@ def main() -> int:
         judge(model, group, suite, tries_orders=True)
     hostile = try_hostile(model)
     rows = table(sample, suite, forced_share(model, sample_groups), hostile)
+    rows += explain_rows(arguments.walks) + (large_rows(arguments.large) if arguments.large else [])
     print(render(rows))
     for name, (said, seconds) in hostile.items():
         print(f"  {name}: {said} ({seconds:.2f} s)")

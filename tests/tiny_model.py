@@ -28,9 +28,13 @@ CHAT_TEMPLATE = (
 )
 
 
+_TELLS_OF_TOOLS = "{% if tools %}{{ 'call with <tool_call>' }}{% endif %}"
+
+TOOL_TEMPLATE = _TELLS_OF_TOOLS + CHAT_TEMPLATE
+"""A template that knows of tools, and tells of them in few words."""
+
 REASONING_TEMPLATE = (
-    "{% if tools %}{{ 'call with <tool_call>' }}{% endif %}"
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    _TELLS_OF_TOOLS + "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{{ message['content'].split('</think>')[-1] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
     "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}"

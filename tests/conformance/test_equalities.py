@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -188,7 +189,8 @@ def test_tokens_do_not_depend_on_being_swapped(swap, base_config, alone, tmp_pat
 
 
 def _kv_cache_bytes_per_block(config: EngineConfig) -> int:
-    info = build_engine(config, NullProgress()).info
+    with contextlib.closing(build_engine(config, NullProgress())) as engine:
+        info = engine.info
     return info.kv_cache_bytes // info.num_blocks
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 
 from headrace.core.config import EngineConfig
-from headrace.core.constraint import Constraint, ConstraintKind
+from headrace.core.constraint import Constraint, ConstraintKind, Reasoning
 from headrace.core.progress import NullProgress
 from headrace.core.request import Request, RequestOutput
 from headrace.core.sampling import SamplingParams
@@ -73,6 +74,13 @@ def run(engine: Engine, num_steps: int = 10_000) -> list[RequestOutput]:
     return outputs
 
 
+def alone(request: Request, new_engine: Callable[[], Engine]) -> list[RequestOutput]:
+    """Run a request in one engine that is not lost."""
+    with contextlib.closing(new_engine()) as engine:
+        engine.submit(request)
+        return run(engine)
+
+
 def interrupted(request: Request, new_engine: Callable[[], Engine], lives: Iterable[int]) -> list[RequestOutput]:
     """Run a request in several engines, each of which is lost after so many steps; the last one is not."""
     stream = OutputStream(request, Metrics("m").open_meter(request))
@@ -84,6 +92,7 @@ def interrupted(request: Request, new_engine: Callable[[], Engine], lives: Itera
         for output in life:
             stream.put(output, now=1.0)
         outputs += life
+        engine.close()
         if stream.is_complete:
             break
         engine = new_engine()
@@ -104,23 +113,17 @@ def whole(request: Request, outputs: list[RequestOutput]) -> list[tuple[object, 
 @pytest.mark.parametrize("name", SAMPLING)
 def test_a_lost_engine_changes_nothing(name: str, new_engine: Callable[[], Engine]) -> None:
     request = request_with(SAMPLING[name])
-    alone = new_engine()
-    alone.submit(request)
-    undisturbed = whole(request, run(alone))
+    undisturbed = whole(request, alone(request, new_engine))
     for lives in ((1,), (3,), (4,), (9,), (17,), (5, 4, 6), (3, 3, 3, 3, 3)):
         assert whole(request, interrupted(request, new_engine, lives)) == undisturbed, lives
 
 
 def test_a_stop_string_that_began_before_the_engine_was_lost_is_found(new_engine: Callable[[], Engine]) -> None:
     plain = request_with({"temperature": 0.0})
-    alone = new_engine()
-    alone.submit(plain)
-    text = merge_outputs(run(alone)).text
+    text = merge_outputs(alone(plain, new_engine)).text
     start = next(i for i in range(4, len(text)) if "\ufffd" not in text[i : i + 4])
     request = request_with({"temperature": 0.0}, stop=(text[start : start + 4],))
-    alone = new_engine()
-    alone.submit(request)
-    undisturbed = whole(request, run(alone))
+    undisturbed = whole(request, alone(request, new_engine))
     assert undisturbed[0][6] == text[start : start + 4]
     for num_steps in range(1, MAX_TOKENS):
         assert whole(request, interrupted(request, new_engine, (num_steps,))) == undisturbed, num_steps
@@ -129,20 +132,26 @@ def test_a_stop_string_that_began_before_the_engine_was_lost_is_found(new_engine
 def test_an_answer_under_a_grammar_goes_on_in_the_middle_of_it(new_engine: Callable[[], Engine]) -> None:
     form = Constraint(ConstraintKind.REGEX, r"[a-z]{4,6}: [0-9]{2,8}(, [a-z]+)?")
     request = msgspec.structs.replace(request_with({"temperature": 1.2, "n": 2, "ignore_eos": False}), constraint=form)
-    alone = new_engine()
-    alone.submit(request)
-    undisturbed = whole(request, run(alone))
+    undisturbed = whole(request, alone(request, new_engine))
     assert all(re.match(r"[a-z]{4,6}: [0-9]{2}", str(text)) for _, text, *_ in undisturbed)
     for lives in ((4,), (7,), (11,), (5, 5, 5)):
         assert whole(request, interrupted(request, new_engine, lives)) == undisturbed, lives
 
 
+def test_an_answer_after_reasoning_goes_on_in_either(new_engine: Callable[[], Engine]) -> None:
+    reasoning = Reasoning("<think>", "</think>", is_open=True, max_tokens=6)
+    form = Constraint(ConstraintKind.REGEX, r"[a-z]{2,3}: [0-9]{2}", reasoning=reasoning)
+    sampling = {"temperature": 1.2, "n": 2, "ignore_eos": False, "max_tokens": 40}
+    request = msgspec.structs.replace(request_with(sampling), constraint=form)
+    undisturbed = whole(request, alone(request, new_engine))
+    assert all(re.fullmatch(r".*</think>[a-z]{2,3}: [0-9]{2}", str(text), re.DOTALL) for _, text, *_ in undisturbed)
+    for lives in ((4,), (8,), (15,), (5, 5, 5)):
+        assert whole(request, interrupted(request, new_engine, lives)) == undisturbed, lives
+
+
 def test_what_has_ended_is_not_computed_again(new_engine: Callable[[], Engine]) -> None:
     request = request_with({"temperature": 1.5, "n": 4, "ignore_eos": False, "logit_bias": {2: 6.0}})
-    alone = new_engine()
-    alone.submit(request)
-    outputs = run(alone)
-    undisturbed = whole(request, outputs)
+    undisturbed = whole(request, alone(request, new_engine))
     lengths = sorted(len(tokens) for tokens, *_ in undisturbed)  # type: ignore[arg-type]
     assert lengths[0] < lengths[-1], "some must end before others"
     for num_steps in range(3, 3 + lengths[-1]):

@@ -133,6 +133,60 @@ def test_b32_what_cannot_be_enforced_is_a_400_before_the_stream(
     assert words in error["message"]
 
 
+STOPS = {"0": 100, "1": 100, "2": 100}
+"""Biases with which every control token of the tiny model is what it would like best."""
+
+
+def test_g19_no_stop_token_comes_before_the_answer_is_complete_and_any_one_ends_it(server: RunningServer) -> None:
+    for stop_token_ids in ([], [0, 1], [1]):
+        body = {"stop_token_ids": stop_token_ids, "logit_bias": STOPS, "seed": 2}
+        for text in answers(server, n=2, structured_outputs={"json": PERSON}, **body):
+            jsonschema.validate(json.loads(text), PERSON)
+        assert len(answers(server, structured_outputs={"regex": "[0-9]{1,30}"}, **body)[0]) == 1
+
+
+def test_b30_a_model_that_prefers_blanks_still_ends(server: RunningServer) -> None:
+    blanks = {str(server.post("/tokenize", {"prompt": each}).json()["tokens"][0]): 60 for each in (" ", "\n", "\t")}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}, "b": {"type": "boolean"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    (text,) = answers(server, response_format=schema_format(schema), logit_bias=blanks, temperature=0)
+    jsonschema.validate(json.loads(text), schema)
+    assert re.search(r"\s\s", text) is None
+    assert text.count(" ") == 3
+
+
+def test_b31_hostile_constraints_are_refused_and_hold_up_nobody(server: RunningServer) -> None:
+    nested: dict[str, Any] = {"type": "string"}
+    for level in range(12):
+        nested = {"oneOf": [{"type": "object", "properties": {name + str(level): nested}} for name in "ab"]}
+    chain = "start: r0\n" + "\n".join(f"r{index}: r{index + 1}" for index in range(3000)) + '\nr3000: "a"'
+    hostile: list[dict[str, Any]] = [
+        {"json": nested},
+        {"json": "[" * 20_000},
+        {"regex": "(" * 50_000 + ")" * 50_000},
+        {"lark": chain},
+        {"json": {"$ref": "#"}},
+    ]
+    statuses: list[int] = []
+
+    def attack(form: dict[str, Any]) -> None:
+        statuses.append(server.chat(structured_outputs=form, max_tokens=4).status_code)
+
+    threads = [threading.Thread(target=attack, args=(form,)) for form in hostile]
+    for thread in threads:
+        thread.start()
+    assert server.chat(max_tokens=20).status_code == 200
+    assert server.http.get("/health").status_code == 200
+    for thread in threads:
+        thread.join()
+    assert statuses == [400] * len(hostile)
+    assert answers(server, structured_outputs={"regex": "a|b"})[0] in ("a", "b")
+
+
 def test_g11_one_bad_grammar_harms_no_other_request(server: RunningServer) -> None:
     rejected = metric(server, 'headrace_requests_rejected_total{reason="invalid_request"}')
     failed = metric(server, "headrace_requests_failed_total")

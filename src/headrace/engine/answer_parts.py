@@ -235,23 +235,26 @@ class ToolCallSplitter:
 
     def _after(self) -> list[Part]:
         """Behind a call: what closes it, then the next or text again."""
-        shown = self._shown(_BETWEEN)
-        ways = (*self._format.closers, *filter(None, [self._format.trigger]))
-        if not shown or (held_back(shown, ways) == len(shown) and shown not in self._format.closers):
+        shown, form = self._held.lstrip(_BETWEEN), self._format
+        if not shown or self._is_unsettled(shown):
             return []
-        if self._format.trigger and shown.startswith(self._format.trigger):
-            self._state = self._text
-        elif closer := next((each for each in self._format.closers if shown.startswith(each)), None):
-            self._take(len(closer))
-        elif shown[0] in "{" or shown.startswith(self._format.before_name):
-            self._state = self._seek
-        elif self._format.style is CallStyle.NAMED and self._format.before_name.startswith(shown):
-            return []
+        closer = next((each for each in form.closers if shown.startswith(each)), "")
+        if form.trigger and shown.startswith(form.trigger):
+            self._held, self._state = shown, self._text
+        elif closer:
+            self._held = shown[len(closer) :]
+        elif shown.startswith(("{", form.before_name)):
+            self._held, self._state = shown, self._seek
         else:
-            self._state = self._text if self._format.trigger else self._plain
-            self._give_gap_back()
-        self._gap.clear()
+            self._state = self._text if form.trigger else self._plain
         return []
+
+    def _is_unsettled(self, shown: str) -> bool:
+        """Whether more text may make of this what stands behind a call, and it is not that already."""
+        form = self._format
+        named = [form.before_name] if form.style is CallStyle.NAMED else []
+        ways = [*form.closers, *filter(None, [form.trigger]), *named]
+        return held_back(shown, ways) == len(shown) and shown not in form.closers
 
     def _python(self) -> list[Part]:
         """Python calls are read when they are complete: their values are no JSON yet."""

@@ -35,13 +35,13 @@ class ToolFormat:
     name: str
     marks: tuple[str, ...]
     style: CallStyle
-    trigger: str
-    opening: str
-    before_name: str
-    before_arguments: str
-    after_arguments: str
-    separator: str
-    closing: str
+    trigger: str = ""
+    opening: str = ""
+    before_name: str = '{"name": "'
+    before_arguments: str = '", "arguments": '
+    after_arguments: str = "}"
+    separator: str = ""
+    closing: str = ""
     closers: tuple[str, ...] = ()
     leads: tuple[str, ...] = ()
     may_repeat: bool = True
@@ -52,14 +52,26 @@ _HERMES = ToolFormat(
     marks=("<tool_call>",),
     style=CallStyle.OBJECT,
     trigger="<tool_call>",
-    opening="",
     before_name='<tool_call>\n{"name": "',
-    before_arguments='", "arguments": ',
     after_arguments="}\n</tool_call>",
     separator="\n",
-    closing="",
     closers=("</tool_call>",),
 )
+
+
+def _object_list(name: str, trigger: str) -> ToolFormat:
+    """A list of JSON objects behind a tag."""
+    return ToolFormat(
+        name=name,
+        marks=(trigger,),
+        style=CallStyle.OBJECT,
+        trigger=trigger,
+        opening=f"{trigger}[",
+        separator=", ",
+        closing="]",
+        closers=("]", ","),
+    )
+
 
 FORMATS = (
     ToolFormat(
@@ -75,44 +87,15 @@ FORMATS = (
         closing="<｜tool▁calls▁end｜>",
         closers=("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
     ),
-    ToolFormat(
-        name="mistral",
-        marks=("[TOOL_CALLS]",),
-        style=CallStyle.OBJECT,
-        trigger="[TOOL_CALLS]",
-        opening="[TOOL_CALLS][",
-        before_name='{"name": "',
-        before_arguments='", "arguments": ',
-        after_arguments="}",
-        separator=", ",
-        closing="]",
-        closers=("]", ","),
-    ),
-    ToolFormat(
-        name="granite",
-        marks=("<|tool_call|>",),
-        style=CallStyle.OBJECT,
-        trigger="<|tool_call|>",
-        opening="<|tool_call|>[",
-        before_name='{"name": "',
-        before_arguments='", "arguments": ',
-        after_arguments="}",
-        separator=", ",
-        closing="]",
-        closers=("]", ","),
-    ),
+    _object_list("mistral", "[TOOL_CALLS]"),
+    _object_list("granite", "<|tool_call|>"),
     _HERMES,
     ToolFormat(
         name="gemma",
         marks=("```tool_code",),
         style=CallStyle.PYTHON,
         trigger="```tool_code",
-        opening="",
-        before_name='{"name": "',
         before_arguments='", "parameters": ',
-        after_arguments="}",
-        separator="",
-        closing="",
         closers=("```",),
         leads=("{",),
         may_repeat=False,
@@ -121,13 +104,7 @@ FORMATS = (
         name="pythonic",
         marks=("[func_name1(params_name1=params_value1",),
         style=CallStyle.PYTHON,
-        trigger="",
-        opening="",
-        before_name='{"name": "',
         before_arguments='", "parameters": ',
-        after_arguments="}",
-        separator="",
-        closing="",
         leads=("[", "{"),
         may_repeat=False,
     ),
@@ -135,13 +112,8 @@ FORMATS = (
         name="llama3",
         marks=("<|python_tag|>", '"parameters": dictionary of argument name and its value', '{"name": function name'),
         style=CallStyle.OBJECT,
-        trigger="",
-        opening="",
-        before_name='{"name": "',
         before_arguments='", "parameters": ',
-        after_arguments="}",
         separator="; ",
-        closing="",
         closers=(";", ","),
         leads=("<|python_tag|>", "{"),
     ),
@@ -180,17 +152,9 @@ def tool_instructions(tools: Sequence[Mapping[str, object]]) -> str:
 
 def forced_calls(tool_format: ToolFormat, schemas: Mapping[str, object], *, may_repeat: bool) -> dict[str, object]:
     """The structural tag of an answer that is nothing but calls of some tools; ``schemas`` are their parameters'."""
-    tags = [
-        {
-            "begin": f"{tool_format.before_name}{json.dumps(name)[1:-1]}{tool_format.before_arguments}",
-            "content": {"type": "json_schema", "json_schema": schema},
-            "end": tool_format.after_arguments,
-        }
-        for name, schema in schemas.items()
-    ]
     calls: dict[str, object] = {
         "type": "tags_with_separator",
-        "tags": tags,
+        "tags": _tags(tool_format, schemas),
         "separator": tool_format.separator,
         "at_least_one": True,
         "stop_after_first": not (may_repeat and tool_format.may_repeat),
@@ -207,7 +171,17 @@ def triggered_calls(tool_format: ToolFormat, schemas: Mapping[str, object]) -> d
     """The structural tag of free text in which calls must be right; ``None`` where nothing announces a call."""
     if not tool_format.trigger or tool_format.opening or tool_format.style is not CallStyle.OBJECT:
         return None
-    tags = [
+    triggered = {
+        "type": "triggered_tags",
+        "triggers": [tool_format.trigger],
+        "tags": _tags(tool_format, schemas),
+    }
+    return {"type": "structural_tag", "format": triggered}
+
+
+def _tags(tool_format: ToolFormat, schemas: Mapping[str, object]) -> list[dict[str, object]]:
+    """A tag for each tool: what stands around its arguments, and their schema."""
+    return [
         {
             "begin": f"{tool_format.before_name}{json.dumps(name)[1:-1]}{tool_format.before_arguments}",
             "content": {"type": "json_schema", "json_schema": schema},
@@ -215,7 +189,3 @@ def triggered_calls(tool_format: ToolFormat, schemas: Mapping[str, object]) -> d
         }
         for name, schema in schemas.items()
     ]
-    return {
-        "type": "structural_tag",
-        "format": {"type": "triggered_tags", "triggers": [tool_format.trigger], "tags": tags},
-    }

@@ -42,7 +42,6 @@ def lower_contains(schema: dict[str, object]) -> Outcome:
     least, most = schema.get("minContains", 1), schema.get("maxContains")
     assert isinstance(least, int)
     wanted = schema["contains"]
-    longest = schema.get("maxItems")
     if least == 0 and most is None:
         return [{}]
     if wanted is True or wanted == {}:
@@ -50,19 +49,19 @@ def lower_contains(schema: dict[str, object]) -> Outcome:
         return [counts if most is None else counts | {"maxItems": most}]
     if least == 0 and most == 0:
         return [{"items": {"not": wanted}}]
+    longest = schema.get("maxItems")
     if not isinstance(longest, int) or longest > MAX_POSITIONS:
         return f"which item it is cannot be foreseen in an array of any length; set maxItems to {MAX_POSITIONS} or less"
     if most is not None:
         return "how many items satisfy it cannot be counted; leave maxContains out"
-    arrays: list[Schema] = [
-        {
-            "type": "array",
-            "minItems": max(positions, default=-1) + 1,
-            "prefixItems": [wanted if index in positions else True for index in range(max(positions, default=-1) + 1)],
-        }
-        for positions in itertools.combinations(range(longest), least)
-    ]
-    return [{"anyOf": [*arrays, _NO_ARRAY]}]
+    return [{"anyOf": [*(_holding(wanted, each) for each in itertools.combinations(range(longest), least)), _NO_ARRAY]}]
+
+
+def _holding(wanted: object, positions: tuple[int, ...]) -> Schema:
+    """An array with what is wanted at these positions, and anything between and behind them."""
+    size = max(positions, default=-1) + 1
+    items = [wanted if index in positions else True for index in range(size)]
+    return {"type": "array", "minItems": size, "prefixItems": items}
 
 
 def _finite(items: object) -> list[object] | None:

@@ -6,6 +6,8 @@ normal form of a ``$ref`` is the pointer of its target from the root, whatever b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final, TypeVar
 from urllib.parse import unquote, urljoin
 
 from headrace.core.errors import InvalidRequest
@@ -18,6 +20,8 @@ from headrace.grammar.schema.keywords import (
     Schema,
     pointer,
 )
+
+T = TypeVar("T")
 
 _ROOT = "https://schema.invalid/root"
 
@@ -115,26 +119,33 @@ class Document:
 
     def _value(self, key: str, value: object, at: str) -> object:
         below = pointer(at, key)
-        if key in ("$ref", "$dynamicRef", "$recursiveRef"):
-            if not isinstance(value, str):
-                raise InvalidRequest(f"#{below} must be text; it is {_shown(value)}")
-            return self._target(value, at)
-        if key in HOLDS_MAP or key == "dependencies":
-            if not isinstance(value, dict):
-                raise InvalidRequest(f"#{below} must be an object; it is {_shown(value)}")
-            return {
-                name: each if isinstance(each, list) and key == "dependencies" else self.at(pointer(below, name))
-                for name, each in value.items()
-            }
+        if key in _REFERENCES:
+            return self._target(_expected(value, str, "text", below), at)
+        if key in HOLDS_MAP:
+            names = _expected(value, dict, "an object", below)
+            return {name: self.at(pointer(below, name)) for name in names}
+        if key == "dependencies":
+            return self._dependencies(_expected(value, dict, "an object", below), below)
         if key in HOLDS_LIST or (key == "items" and isinstance(value, list)):
-            if not isinstance(value, list):
-                raise InvalidRequest(f"#{below} must be a list of schemas; it is {_shown(value)}")
-            return [self.at(pointer(below, index)) for index in range(len(value))]
+            schemas = _expected(value, list, "a list of schemas", below)
+            return [self.at(pointer(below, index)) for index in range(len(schemas))]
         if key in HOLDS_SCHEMA:
             return self.at(below)
-        if key in COUNTS and isinstance(value, float) and value.is_integer():
-            return int(value)
-        return value
+        return int(value) if key in COUNTS and isinstance(value, float) and value.is_integer() else value
+
+    def _dependencies(self, value: dict[str, object], below: str) -> dict[str, object]:
+        """Names of other properties stay as they are; the rest are schemas."""
+        return {name: each if isinstance(each, list) else self.at(pointer(below, name)) for name, each in value.items()}
+
+
+_REFERENCES: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
+
+
+def _expected(value: object, kind: type[T], what: str, at: str) -> T:
+    """``value``, which must be of a kind. Raises ``InvalidRequest`` with its place."""
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"#{at} must be {what}; it is {_shown(value)}")
+    return value
 
 
 def _children(schema: dict[str, object], at: str) -> list[tuple[str, object]]:
@@ -179,24 +190,42 @@ def _map(value: object) -> dict[str, object]:
 
 def _check(schema: dict[str, object], at: str) -> None:
     """Refuse values that no draft allows where guessing what was meant would be wrong."""
-    given = schema.get("type")
-    names = given if isinstance(given, list) else [given]
-    if "type" in schema and not all(isinstance(name, str) and name in TYPES for name in names):
-        raise InvalidRequest(f"{pointer('#' + at, 'type')} is {_shown(given)} but must be among {', '.join(TYPES)}")
-    if "enum" in schema and not isinstance(schema["enum"], list):
-        raise InvalidRequest(f"{pointer('#' + at, 'enum')} must be a list; it is {_shown(schema['enum'])}")
-    if "enum" in schema and not schema["enum"]:
-        raise InvalidRequest(f"{pointer('#' + at, 'enum')} is empty, so nothing can satisfy it")
-    for key in COUNTS & schema.keys():
-        if not isinstance(schema[key], int) or isinstance(schema[key], bool):
-            raise InvalidRequest(f"{pointer('#' + at, key)} must be a whole number; it is {_shown(schema[key])}")
-    required = schema.get("required", [])
-    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        if isinstance(required, bool):  # draft 3 put it on the property
-            raise InvalidRequest(
-                f"{pointer('#' + at, 'required')} must be a list of names on the object, not a boolean"
-            )
-        raise InvalidRequest(f"{pointer('#' + at, 'required')} must be a list of names; it is {_shown(required)}")
+    for keyword, check in _CHECKS.items():
+        if keyword in schema:
+            check(schema[keyword], pointer("#" + at, keyword))
+
+
+def _check_type(value: object, at: str) -> None:
+    names = value if isinstance(value, list) else [value]
+    if not all(isinstance(name, str) and name in TYPES for name in names):
+        raise InvalidRequest(f"{at} is {_shown(value)} but must be among {', '.join(TYPES)}")
+
+
+def _check_enum(value: object, at: str) -> None:
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{at} must be a list; it is {_shown(value)}")
+    if not value:
+        raise InvalidRequest(f"{at} is empty, so nothing can satisfy it")
+
+
+def _check_count(value: object, at: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidRequest(f"{at} must be a whole number; it is {_shown(value)}")
+
+
+def _check_required(value: object, at: str) -> None:
+    if isinstance(value, bool):  # draft 3 put it on the property
+        raise InvalidRequest(f"{at} must be a list of names on the object, not a boolean")
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise InvalidRequest(f"{at} must be a list of names; it is {_shown(value)}")
+
+
+_CHECKS: Final[dict[str, Callable[[object, str], None]]] = {
+    "type": _check_type,
+    "enum": _check_enum,
+    "required": _check_required,
+    **dict.fromkeys(COUNTS, _check_count),
+}
 
 
 def _shown(value: object) -> str:

@@ -24,15 +24,20 @@ def lower_counts(schema: dict[str, object]) -> Outcome:
     required = set(_strings(schema.get("required")))
     named = _map(schema.get("properties"))
     optional = [name for name, each in named.items() if name not in required and each is not False]
-    is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
-    if is_closed:
+    if schema.get("additionalProperties") is False and not schema.get("patternProperties"):
         return _closed_counts(optional, len(required), least, most)
-    least = least if least > len(required) else 0
-    counts: dict[str, object] = {"minProperties": least} if least else {}
+    counts: dict[str, object] = {"minProperties": least} if least > len(required) else {}
     if most is not None:
         counts["maxProperties"] = most
-    if not counts or not optional:
-        return [_with_names(counts, required)] if counts else [{}]
+    return _open_counts(optional, required, counts)
+
+
+def _open_counts(optional: list[str], required: set[str], counts: dict[str, object]) -> Outcome:
+    """``counts`` where names that are not listed may come too: the library can count those beside fixed ones."""
+    if not counts:
+        return [{}]
+    if not optional:
+        return [_with_names(counts, required)]
     if 2 ** len(optional) > MAX_SUBSETS:
         return f"with {len(optional)} optional properties and open names there are too many ways to count"
     return [_any_of(_exactly(present, optional, counts, required) for present in _subsets(optional))]
