@@ -267,7 +267,7 @@ def jumps(arguments: argparse.Namespace) -> list[Row]:
     async def work(server: Server) -> dict[int, tuple[float, list[str]]]:
         for ask in _compact(server):
             await ask()
-        return {batch: await _compact_rate(server, batch) for batch in (1, 16)}
+        return {batch: await _compact_rate(server, batch) for batch in (1, 4, 16)}
 
     without: dict[int, tuple[float, list[str]]] = on_server(work, arguments.model, "--max-forced-tokens", "0")
     found: dict[int, tuple[float, list[str]]] = on_server(work, arguments.model)

@@ -4,8 +4,10 @@ Coverage and exactness on a sample of JSONSchemaBench and on the JSON Schema tes
 of compiling and of masks, cold and warm, the share of tokens that compact JSON forces, and hostile inputs through the
 guarded worker. Times are CPU time of one thread, so a busy machine does not change them much.
 
-    python benchmarks/grammar.py --data FOLDER
-    python benchmarks/grammar.py --data FOLDER --every 10 --json out.json
+    python benchmarks/grammar.py --sample jsonschemabench_sample.jsonl
+    python benchmarks/grammar.py --sample FILE --suite FILE --every 10 --json out.json
+
+Both files have one object a line: ``id``, ``set``, ``schema`` and ``tests`` with ``data`` and ``valid``.
 """
 
 from __future__ import annotations
@@ -38,11 +40,10 @@ from headrace.grammar.matcher import GrammarMatcher
 from headrace.grammar.schema.formats import format_regex
 from headrace.grammar.shorthand import read_shorthand
 from headrace.grammar.trial import byte_matcher
-from headrace.grammar.vocabulary import VocabularyTable, library_tokenizer
+from headrace.grammar.vocabulary import library_tokenizer
 from headrace.grammar.worker_process import WorkerProcess
 
-SAMPLE = "jsonschemabench_sample.jsonl"
-SUITE = "json_schema_test_suite_sample.jsonl"
+SUITE = Path(__file__).parents[1] / "tests" / "grammar" / "data" / "json_schema_test_suite.jsonl"
 MAX_ORDERS = 400
 
 
@@ -292,47 +293,6 @@ def walks_that_disagree(num_walks: int) -> tuple[int, int]:
     return len(automaton.states), num_wrong
 
 
-def large_vocabulary(size: int) -> tuple[list[float], list[float]]:
-    """Compile and mask times of a few schemas with that many tokens: bytes, then pieces of words, drawn by a seed."""
-    rng = random.Random(size)
-    words = [bytes([byte]) for byte in range(256)]
-    seen = set(words)
-    letters = "etaoinshrdlucmfwypvbgkjqxz"
-    while len(words) < size - 1:
-        piece = "".join(rng.choices(letters, weights=range(26, 0, -1), k=rng.randint(2, 12)))
-        word = (rng.choice(("", "", " ", '"', "_")) + piece).encode()
-        if word not in seen:
-            seen.add(word)
-            words.append(word)
-    library = library_tokenizer(VocabularyTable([*words, b"<end>"], [size - 1], [size - 1]))
-    row = np.zeros(mask_words(size), np.int32)
-    compile_ms, mask_us = [], []
-    for schema in LARGE_SCHEMAS:
-        started = time.process_time()
-        text = compile_constraint(Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema)), GrammarLimits()).text
-        matcher = GrammarMatcher(build_matcher(library, text), [size - 1])
-        compile_ms.append(1e3 * (time.process_time() - started))
-        for _ in range(LARGE_STEPS):
-            if matcher.must_end:
-                break
-            started_ns = time.thread_time_ns()
-            matcher.fill_row(row)
-            mask_us.append((time.thread_time_ns() - started_ns) / 1e3)
-            allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[: size - 1])
-            if len(allowed) == 0 or not matcher.accept(int(rng.choice(allowed.tolist()))):
-                break
-    return compile_ms, mask_us
-
-
-LARGE_STEPS = 120
-LARGE_SCHEMAS: tuple[dict[str, Any], ...] = (
-    {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name"]},
-    {"type": "array", "items": {"type": "string", "pattern": "^[a-z]+(-[a-z]+)*$"}, "minItems": 3},
-    {"type": "object", "additionalProperties": {"anyOf": [{"type": "number"}, {"type": "string", "maxLength": 40}]}},
-    {"type": "array", "items": {"type": "object", "properties": {"day": {"format": "date"}}, "required": ["day"]}},
-)
-
-
 def percentile(values: list[float], share: float) -> float:
     return float(np.percentile(values, 100 * share)) if values else float("nan")
 
@@ -376,16 +336,6 @@ def explain_rows(num_walks: int) -> list[Row]:
     ]
 
 
-def large_rows(size: int) -> list[Row]:
-    compile_ms, mask_us = large_vocabulary(size)
-    compiled, usual, slow = percentile(compile_ms, 0.5), percentile(mask_us, 0.5), percentile(mask_us, 0.99)
-    return [
-        Row(f"compile at {size} tokens, p50", "<= 4 ms", f"{compiled:.1f} ms", compiled <= 4),
-        Row(f"mask at {size} tokens, p50", "<= 25 us", f"{usual:.1f} us", usual <= 25),
-        Row(f"mask at {size} tokens, p99", "<= 4 ms", f"{slow / 1e3:.2f} ms", slow <= 4000),
-    ]
-
-
 def render(rows: list[Row]) -> str:
     widths = [max(len(getattr(row, name)) for row in rows) for name in ("what", "target", "reached")]
     lines = [f"{'what':<{widths[0]}}  {'target':<{widths[1]}}  {'reached':<{widths[2]}}"]
@@ -401,25 +351,25 @@ def read_groups(path: Path, every: int) -> list[dict[str, Any]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help=f"folder with {SAMPLE} and {SUITE}")
+    parser.add_argument("--sample", type=Path, required=True, help="real schemas with labelled instances")
+    parser.add_argument("--suite", type=Path, default=SUITE, help="a test suite of the keywords")
     parser.add_argument("--model", default="smollm2", help="whose tokenizer to use")
     parser.add_argument("--every", type=int, default=1, help="take only every so-manieth schema")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write everything as JSON")
     parser.add_argument("--walks", type=int, default=10_000, help="random walks through an explained automaton")
-    parser.add_argument("--large", type=int, default=248_077, help="tokens of a made-up vocabulary; 0 leaves it out")
     arguments = parser.parse_args()
     model = Model(load_tokenizer(resolve_model(arguments.model, NullProgress())))
-    sample_groups = read_groups(arguments.data / SAMPLE, arguments.every)
+    sample_groups = read_groups(arguments.sample, arguments.every)
     sample, suite = Outcome(), Outcome()
     for group in sample_groups:
         matcher = judge(model, group, sample, tries_orders=False)
         if matcher is not None:
             time_masks(model, matcher, group, sample)
-    for group in read_groups(arguments.data / SUITE, arguments.every):
+    for group in read_groups(arguments.suite, arguments.every):
         judge(model, group, suite, tries_orders=True)
     hostile = try_hostile(model)
     rows = table(sample, suite, forced_share(model, sample_groups), hostile)
-    rows += explain_rows(arguments.walks) + (large_rows(arguments.large) if arguments.large else [])
+    rows += explain_rows(arguments.walks)
     print(render(rows))
     for name, (said, seconds) in hostile.items():
         print(f"  {name}: {said} ({seconds:.2f} s)")

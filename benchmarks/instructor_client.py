@@ -14,7 +14,7 @@ from typing import Annotated
 
 import instructor
 import openai
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Colour(Enum):
@@ -23,7 +23,9 @@ class Colour(Enum):
 
 
 class Point(BaseModel):
-    """What is asked for."""
+    """What is asked for, and nothing else: a small model would invent further properties without end."""
+
+    model_config = ConfigDict(extra="forbid")
 
     x: Annotated[int, Field(ge=0, le=9)]
     colour: Colour

@@ -107,6 +107,13 @@ def test_tags_that_are_tokens_of_their_own_are_used_and_spellings_count_too() ->
     assert spelled.accept_all([*b"a</t>", TRUE]) == 6
 
 
+def test_tags_are_spelled_exactly_by_a_tokenizer_that_puts_a_blank_before_texts() -> None:
+    marks = ReasoningMarks.of(SPELLED, OWN_TOKENS, lambda text: encode(" " + text))
+    assert (marks.begin_token_ids, marks.end_token_ids[0]) == ((OPEN,), (CLOSE,))
+    marks = ReasoningMarks.of(Reasoning("<th>", "</th>"), OWN_TOKENS, lambda text: encode(" " + text))
+    assert marks.end_token_ids[0] == tuple(b"</th>")
+
+
 def test_no_token_can_close_the_reasoning_and_begin_an_answer_that_nobody_held_to_its_form() -> None:
     matcher = reasoned(opened(), table=OWN_TOKENS)
     assert {OVER, OVER_TRUE, OVER_X} <= allowed(matcher, OWN_TOKENS.size)

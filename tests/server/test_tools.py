@@ -77,14 +77,12 @@ def test_a_required_call_is_one_of_the_tools(server: RunningServer) -> None:
 
 
 def test_b23_a_tool_without_parameters_is_called_with_an_empty_object(server: RunningServer) -> None:
-    choice = choice_of(
-        server, tool_choice={"type": "function", "function": {"name": "ping"}}, parallel_tool_calls=False
-    )
+    choice = choice_of(server, tool_choice={"type": "function", "function": {"name": "ping"}})
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == "{}"
 
 
 def test_b22_a_stream_adds_up_to_the_whole_reply(server: RunningServer) -> None:
-    body = {"tool_choice": NAMED, "tools": TOOLS, "seed": 5, "max_tokens": 150, "parallel_tool_calls": False}
+    body = {"tool_choice": NAMED, "tools": TOOLS, "seed": 5, "max_tokens": 150}
     whole = choice_of(server, **body)["message"]["tool_calls"]
     chunks = server.stream_chat(**body).chunks
     deltas = [call for chunk in chunks for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", [])]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import llguidance
 
 from headrace.core.constraint import Reasoning
+from headrace.core.errors import InvalidRequest
 from headrace.grammar.matcher import MaskRow, Matcher, allow, forbid
 from headrace.grammar.vocabulary import Encode, VocabularyTable
 
@@ -52,10 +53,27 @@ class ReasoningMarks:
 
 
 def _tokens_of(tag: str, table: VocabularyTable, encode: Encode) -> tuple[int, ...]:
-    """A tag's own token, or those that spell it: ``encode`` reads control tokens as text."""
+    """A tag's own token, or those that spell it: ``encode`` reads control tokens as text.
+
+    Where it puts a blank before a text, as some tokenizers do, the longest tokens that fit stand in for it.
+    """
     spelling = tag.encode()
-    own = next((token_id for token_id, each in enumerate(table.token_bytes) if each == spelling), None)
-    return tuple(encode(tag)) if own is None else (own,)
+    pieces = {data: token_id for token_id, data in enumerate(table.token_bytes) if data and data in spelling}
+    if spelling in pieces:
+        return (pieces[spelling],)
+    spelled = encode(tag)
+    if b"".join(table.token_bytes[token_id] for token_id in spelled) == spelling:
+        return tuple(spelled)
+    return tuple(_cut(spelling, pieces))
+
+
+def _cut(spelling: bytes, pieces: Mapping[bytes, int]) -> Iterator[int]:
+    while spelling:
+        longest = max((each for each in pieces if spelling.startswith(each)), key=len, default=b"")
+        if not longest:
+            raise InvalidRequest("this model's tokens cannot spell the tags of its reasoning; leave the form out")
+        yield pieces[longest]
+        spelling = spelling[len(longest) :]
 
 
 def _overrunning(end: bytes, table: VocabularyTable) -> tuple[tuple[int, ...], ...]:

@@ -75,10 +75,11 @@ def parameters(tool: Tool) -> object:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """``names`` of the tools that may be called, and whether one must be."""
+    """``names`` of the tools that may be called, whether one must be, and whether more than once."""
 
     names: frozenset[str]
     is_forced: bool
+    may_repeat: bool = True
 
 
 def _check_tools(tools: Sequence[Tool]) -> None:
@@ -114,7 +115,7 @@ def _choice(choice: str | ToolChoice | None, tools: Sequence[Tool]) -> _Choice |
         case "required":
             return _Choice(every, is_forced=True)
         case ToolChoice(type="function", function=function) if function is not None:
-            return _Choice(_known([function.name], every), is_forced=True)
+            return _Choice(_known([function.name], every), is_forced=True, may_repeat=False)
         case ToolChoice(type="allowed_tools", allowed_tools=allowed) if allowed is not None:
             names = _known([each.function.name for each in allowed.tools if each.function is not None], every)
             return _Choice(names, is_forced=allowed.mode == "required")
@@ -134,7 +135,7 @@ def _constraint(
 ) -> Constraint | None:
     schemas: Mapping[str, object] = {tool.function.name: parameters(tool) for tool in tools}
     if choice.is_forced:
-        tag = forced_calls(habit.format, schemas, may_repeat=may_be_parallel is not False)
+        tag = forced_calls(habit.format, schemas, may_repeat=choice.may_repeat and may_be_parallel is not False)
         return _tag_constraint(tag, "tool_choice")
     if not any(tool.function.strict for tool in tools):
         return None
