@@ -1,7 +1,7 @@
 """Compiling and masks with a quarter of a million tokens, which no small model has: a vocabulary made up by a seed.
 
-Times are CPU time of one thread. Its words are letters as frequent as in English, which makes masks about as hard to
-compute as a real vocabulary's; figures for a real one are those of ``benchmarks/grammar.py --model``.
+Times are CPU time of one thread. The walks are random, so most of their steps are inside strings, where masks cost most;
+``benchmarks/grammar.py --model`` walks through real values with a real vocabulary.
 
     python benchmarks/large_vocabulary.py
     python benchmarks/large_vocabulary.py --size 151851 --json out.json
