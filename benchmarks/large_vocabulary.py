@@ -1,6 +1,6 @@
 """Compiling and masks with a quarter of a million tokens, which no small model has: a vocabulary made up by a seed.
 
-Times are CPU time of one thread. The walks are random, so most of their steps are inside strings, where masks cost most;
+Times are CPU time of one thread. Walks are random, so most of their steps are inside strings, where masks cost most;
 ``benchmarks/grammar.py --model`` walks through real values with a real vocabulary.
 
     python benchmarks/large_vocabulary.py
