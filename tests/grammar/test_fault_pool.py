@@ -181,3 +181,10 @@ def test_g27_a_long_chain_of_rules_is_refused_before_it_can_overflow_a_stack() -
     chain = "start: r0\n" + "\n".join(f"r{index}: r{index + 1}" for index in range(3000)) + '\nr3000: "a"'
     with pytest.raises(InvalidRequest, match="3002 rules but at most 2000"):
         compile_constraint(Constraint(LARK, chain), GrammarLimits())
+
+
+@pytest.mark.parametrize("bound", ["5", True, None, [1]])
+def test_the_opposite_of_a_bound_that_is_no_number_is_refused_by_its_place(bound: object) -> None:
+    """It once ended the process that tries constraints out."""
+    with pytest.raises(InvalidRequest, match="#/not/minimum must be a number"):
+        schema_matcher({"not": {"minimum": bound}})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 
+from headrace.core.errors import InvalidRequest
 from headrace.grammar.schema.document import Document
 from headrace.grammar.schema.formats import LIBRARY_FORMATS, format_regex
 from headrace.grammar.schema.keywords import (
@@ -109,7 +110,8 @@ def _gaps(values: Iterable[int | float]) -> Alternatives:
 
 def _bound(kind: str, opposite: str, step: int) -> Callable[[dict[str, object], object, str], Alternatives]:
     def turned(schema: dict[str, object], value: object, place: str) -> Alternatives:
-        assert isinstance(value, int | float)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidRequest(f"#{place} must be a number; it is {type(value).__name__}")
         limit = value + step
         if step and limit < 0:
             return []  # fewer than none
