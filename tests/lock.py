@@ -1,4 +1,4 @@
-"""Writes ``requirements.lock``: one version and one digest for everything CI installs. ``python -m tests.lock``.
+"""Writes ``requirements.lock``: one version and one digest for what CI installs, but torch. ``python -m tests.lock``.
 
 pip chooses, within ``constraints.txt``, and says what it has chosen; nothing is installed. The lock is for the machine
 that CI runs on (CPython 3.11, Linux, x86-64); with another pair the digests of compiled packages differ.
@@ -7,7 +7,6 @@ that CI runs on (CPython 3.11, Linux, x86-64); with another pair the digests of 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import tomllib
@@ -19,11 +18,12 @@ ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements.lock"
 EXTRAS = ("torch", "test")
 _HEAD = """\
-# Everything that CI installs, with the digest of what is downloaded. Written by `make lock`; for CPython 3.11 on Linux
+# What CI installs but torch, with the digest of what is downloaded. Written by `make lock`; for CPython 3.11 on Linux
 # x86-64. `pip install --require-hashes -r requirements.lock` takes these files or none.
 """
-_LOCAL_VERSION = re.compile(r"\+.*")
-"""torch calls its plain CPU build 2.13.0+cpu; the digest is that build's."""
+_MANY_BUILDS = "torch"
+"""One version has a build for each kind of accelerator, and indexes differ in which they give: ``constraints.txt`` pins
+the version, nothing the digest. What it needs is in the lock."""
 
 
 def declared() -> list[str]:
@@ -46,9 +46,10 @@ def chosen() -> list[dict[str, Any]]:
 def entries(installs: list[dict[str, Any]]) -> Iterator[str]:
     """Lines of the lock, by name."""
     for each in sorted(installs, key=lambda each: str(each["metadata"]["name"]).lower()):
-        version = _LOCAL_VERSION.sub("", each["metadata"]["version"])
-        digest = each["download_info"]["archive_info"]["hashes"]["sha256"]
-        yield f"{each['metadata']['name'].lower()}=={version} \\\n    --hash=sha256:{digest}\n"
+        name = each["metadata"]["name"].lower()
+        if name != _MANY_BUILDS:
+            digest = each["download_info"]["archive_info"]["hashes"]["sha256"]
+            yield f"{name}=={each['metadata']['version']} \\\n    --hash=sha256:{digest}\n"
 
 
 def main() -> int:
