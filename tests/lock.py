@@ -21,7 +21,7 @@ _HEAD = """\
 # What CI installs but torch, with the digest of what is downloaded. Written by `make lock`; for CPython 3.11 on Linux
 # x86-64. `pip install --require-hashes -r requirements.lock` takes these files or none.
 """
-_MANY_BUILDS = "torch"
+MANY_BUILDS = "torch"
 """One version has a build for each kind of accelerator, and indexes differ in which they give: ``constraints.txt`` pins
 the version, nothing the digest. What it needs is in the lock."""
 
@@ -47,7 +47,7 @@ def entries(installs: list[dict[str, Any]]) -> Iterator[str]:
     """Lines of the lock, by name."""
     for each in sorted(installs, key=lambda each: str(each["metadata"]["name"]).lower()):
         name = each["metadata"]["name"].lower()
-        if name != _MANY_BUILDS:
+        if name != MANY_BUILDS:
             digest = each["download_info"]["archive_info"]["hashes"]["sha256"]
             yield f"{name}=={each['metadata']['version']} \\\n    --hash=sha256:{digest}\n"
 

@@ -173,7 +173,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "float32", "f32", "bfloat16", "bf16", "float16", "f16", "int8"],
         _meta(
             "cache",
-            "type of cached keys and values; auto is that of float32 weights, else bfloat16 or float16 as the CPU has it",
+            "type of cached keys and values; auto is that of float32 weights, else bfloat16 or float16 as the CPU does",
         ),
     ] = "auto"
     swap_space_bytes: Annotated[
