@@ -19,7 +19,7 @@ help: ## show this list
 install: $(VENV)/.installed ## create .venv and install headrace into it
 
 locked: $(BIN)/python ## install what requirements.lock names, digest by digest (CPython 3.11, Linux, x86-64)
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $(VENV)/.installed $(VENV)/.installed-test
