@@ -92,7 +92,7 @@ def test_without_targets_a_step_takes_what_the_config_allows():
 
 
 def test_however_late_the_streams_are_a_prompt_moves_on():
-    house = house_of()
+    house = house_of(costs=StepCosts(fixed_s=0.010, num_free_tokens=0, token_s=5e-5, decode_s=1e-4))
     for _ in range(4):
         add(house, 20, INTERACTIVE)
     step(house)

@@ -14,7 +14,7 @@ from typing import Final
 
 from headrace.core.sequence import Sequence
 
-PACE: Final = 0.97
+PACE: Final = 0.95
 """Share of a TPOT target that is aimed at; the rest is margin."""
 
 TTFT_MARGIN: Final = 0.06
