@@ -91,4 +91,11 @@ void KvMemory::CopyIn(int block, const uint8_t* content) {
   });
 }
 
+void KvMemory::CopyBlock(int source, int target) {
+  const ptrdiff_t distance = target - ptrdiff_t{source};
+  EachPart(source, [distance](uint8_t* bytes, size_t num_bytes) {
+    std::memmove(bytes + distance * static_cast<ptrdiff_t>(num_bytes), bytes, num_bytes);
+  });
+}
+
 }  // namespace headrace

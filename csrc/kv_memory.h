@@ -24,6 +24,7 @@ class KvMemory {
   // Copies a block's content to block_bytes() bytes, and back into a block of a memory of the same kind.
   void CopyOut(int block, uint8_t* content) const;
   void CopyIn(int block, const uint8_t* content);
+  void CopyBlock(int source, int target);
 
  private:
   // Calls part(bytes, num_bytes) for every piece of a block: keys, values and scales of each layer, in a fixed order.

@@ -214,7 +214,18 @@ NB_MODULE(_native, m) {
               self.CopyIn(block_ids.data()[i], contents.data() + rows.data()[i] * self.block_bytes());
             }
           },
-          ArrayArg("block_ids"), ArrayArg("contents"), ArrayArg("rows"));
+          ArrayArg("block_ids"), ArrayArg("contents"), ArrayArg("rows"))
+      .def(
+          "copy_blocks",
+          [](KvMemory& self, const Array1<int32_t>& sources, const Array1<int32_t>& targets) {
+            Require(sources.shape(0) == targets.shape(0), "there must be as many targets as sources");
+            for (const auto& ids : {Span(sources), Span(targets)}) {
+              for (int32_t id : ids) Require(id >= 0 && id < self.num_blocks(), "a block is out of bounds");
+            }
+            nb::gil_scoped_release released;
+            for (size_t i = 0; i < sources.shape(0); ++i) self.CopyBlock(sources.data()[i], targets.data()[i]);
+          },
+          ArrayArg("sources"), ArrayArg("targets"));
 
   nb::class_<Workspace>(m, "Workspace")
       .def(

@@ -103,6 +103,7 @@ class ContentExecutor:
     def _is_done(self, transfer: BlockTransfer) -> bool:
         """Copy a block; a damaged slot of the disk cannot be read."""
         memories = {
+            TransferKind.COPY: (self._slots, self._slots),
             TransferKind.OFFLOAD: (self._slots, self._host),
             TransferKind.RESTORE: (self._host, self._slots),
             TransferKind.SPILL: (self._host, self._disk),

@@ -226,6 +226,9 @@ TEST("KV memory: a block's copy holds its keys, values and scales of every layer
       at += piece.size();
     }
     CHECK_EQ(at, content.size());
+    kv.CopyBlock(1, 3);
+    kv.CopyOut(3, after.data());
+    CHECK(after == content);
     kv.CopyOut(0, after.data());
     CHECK(before == after && before != content);
   }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.cache.kv_cache import KVCacheManager
-from headrace.cache.radix_tree import RadixNode
+from headrace.cache.radix_node import RadixNode
 from headrace.core.sequence import Sequence, SequenceStatus
 from tests.cache.sequences import admit, compute, leave_cached, make_sequence
 

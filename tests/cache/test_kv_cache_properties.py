@@ -7,12 +7,16 @@ from someone else's prompt.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import takewhile
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.cache.kv_cache import KVCacheManager
 from headrace.core.sequence import Sequence
+from headrace.core.step import TransferKind
 from tests.cache.sequences import make_sequence
 
 Content = tuple[str, tuple[int, ...]]
@@ -31,6 +35,7 @@ class ManySequences(RuleBasedStateMachine):
         self.num_hit_tokens = 0
         self.uncounted: dict[int, tuple[int, int]] = {}
         self.num_announced_tokens: dict[int, int] = {}
+        self.has_computed: set[int] = set()
 
     @initialize(
         num_blocks=st.integers(1, 12),
@@ -61,6 +66,21 @@ class ManySequences(RuleBasedStateMachine):
             end += self.block_size
         return end
 
+    def num_copyable_tokens(self, seq: Sequence, start: int, limit: int) -> int:
+        """Most tokens after the first ``start`` with which a block begins that is cached or being filled."""
+        wanted = seq.token_ids[start : min(limit, start + self.block_size)]
+        known = [tokens for salt, tokens in self.cached_prefixes() if salt == seq.request.cache_salt]
+        known += [
+            tuple(other.token_ids[: other.num_computed_tokens])
+            for other in self.live
+            if other.request.cache_salt == seq.request.cache_salt
+            and other.num_shared_blocks * self.block_size == start
+            and other.seq_id in self.has_computed
+        ]
+        shared = tuple(seq.token_ids[:start])
+        most = max((num_common(tokens[start:], wanted) for tokens in known if tokens[:start] == shared), default=0)
+        return most if self.caching and most >= max(1, self.block_size // 4) else 0
+
     # -- what can happen ----------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.waiting) < 4)
@@ -70,17 +90,31 @@ class ManySequences(RuleBasedStateMachine):
         self.num_sequences += 1
 
     @precondition(lambda self: self.waiting)
-    @rule(data=st.data(), uses_cache=st.sampled_from([True, True, True, False]))
-    def acquire(self, data: st.DataObject, uses_cache: bool) -> None:
+    @rule(data=st.data(), uses_cache=st.sampled_from([True, True, True, False]), num_tokens=st.integers(1, 9))
+    def acquire(self, data: st.DataObject, uses_cache: bool, num_tokens: int) -> None:
         seq = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
         limit = seq.num_tokens - 1 if uses_cache else 0
         num_matched = self.num_matched_tokens(seq, limit)
+        num_copyable = self.num_copyable_tokens(seq, num_matched, limit)
         self.kv.acquire(seq, limit)
-        assert seq.num_computed_tokens == num_matched
+        assert seq.num_computed_tokens <= num_matched + num_copyable
+        if len(self.live) < 8:  # no more running sequences are looked at
+            assert seq.num_computed_tokens == num_matched + num_copyable
         assert len(seq.block_table) == seq.num_shared_blocks == num_matched // self.block_size
-        self.uncounted[seq.seq_id] = (limit, num_matched)
+        self.uncounted[seq.seq_id] = (limit, seq.num_computed_tokens)
         self.num_announced_tokens[seq.seq_id] = seq.num_tokens
+        if not self.extend(seq, min(num_tokens, seq.num_pending_tokens)):
+            self.release(seq)
+            seq.num_computed_tokens = 0
+            self.waiting.append(seq)
+            return
         self.live.append(seq)
+        self.copy_blocks()
+
+    def copy_blocks(self) -> None:
+        for kind, source, target in self.kv.take_transfers():
+            assert kind is TransferKind.COPY
+            self.memory[target] = list(self.memory[source])
 
     @precondition(lambda self: any(seq.num_pending_tokens for seq in self.live))
     @rule(data=st.data(), num_tokens=st.integers(1, 9))
@@ -90,6 +124,7 @@ class ManySequences(RuleBasedStateMachine):
         if self.extend(seq, num_tokens):
             self.write(seq, num_tokens)
             seq.num_computed_tokens += num_tokens
+            self.has_computed.add(seq.seq_id)
             num_shared = seq.num_shared_blocks
             self.kv.commit(seq)
             if seq.num_shared_blocks > num_shared:
@@ -142,6 +177,7 @@ class ManySequences(RuleBasedStateMachine):
 
     def release(self, seq: Sequence) -> None:
         self.uncounted.pop(seq.seq_id, None)
+        self.has_computed.discard(seq.seq_id)
         for _ in range(2):  # the second has nothing to do
             self.kv.release(seq)
             assert (len(seq.block_table), seq.prefix_node, seq.num_shared_blocks) == (0, None, 0)
@@ -206,6 +242,7 @@ class ManySequences(RuleBasedStateMachine):
             self.kv.release(seq)
         assert not self.kv._holders
         assert not self.kv._prefixes.in_flight
+        assert not self.kv._prefixes.open_blocks
         assert not self.kv._lookups._uncounted
         assert self.kv.num_private_blocks == 0
         assert self.kv.num_available_blocks == self.kv.num_blocks
@@ -217,6 +254,10 @@ class ManySequences(RuleBasedStateMachine):
 def content(seq: Sequence, end: int) -> Content:
     """What the KV slot of the last of the first ``end`` tokens must hold."""
     return seq.request.cache_salt, tuple(seq.token_ids[:end])
+
+
+def num_common(first: Iterable[int], second: Iterable[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 TestManySequences = ManySequences.TestCase

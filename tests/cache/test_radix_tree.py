@@ -6,7 +6,9 @@ import time
 import pytest
 
 from headrace.cache.integrity import tree_violations
-from headrace.cache.radix_tree import RadixNode, RadixTree, pack_tokens
+from headrace.cache.packed_tokens import pack_tokens
+from headrace.cache.radix_node import RadixNode
+from headrace.cache.radix_tree import RadixTree
 from tests.marks import needs_asserts
 
 

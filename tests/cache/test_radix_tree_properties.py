@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.cache.integrity import tree_violations
-from headrace.cache.radix_tree import RadixNode, RadixTree, pack_tokens
+from headrace.cache.packed_tokens import pack_tokens
+from headrace.cache.radix_node import RadixNode
+from headrace.cache.radix_tree import RadixTree
 
 BLOCK_SIZE = 2
 
 Prefix = tuple[str, tuple[int, ...]]
-"""A namespace and whole blocks of tokens."""
+"""A namespace and whole blocks of tokens; or a last block that is not full."""
 
 namespaces = st.sampled_from(["", "a"])
 few_tokens = st.lists(st.integers(0, 1), max_size=5 * BLOCK_SIZE)
@@ -34,6 +36,12 @@ def prefixes_of(prefix: Prefix) -> list[Prefix]:
     return [(namespace, token_ids[:end]) for end in range(BLOCK_SIZE, len(token_ids) + 1, BLOCK_SIZE)]
 
 
+def parent_of(prefix: Prefix) -> Prefix:
+    """What stands before the last block."""
+    namespace, token_ids = prefix
+    return namespace, token_ids[: (len(token_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE]
+
+
 class TreeAgainstDictionary(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -51,11 +59,13 @@ class TreeAgainstDictionary(RuleBasedStateMachine):
         return cached[-1] if cached else (prefix[0], ())
 
     def is_locked(self, prefix: Prefix) -> bool:
+        if not prefix[1]:
+            return any(held.prefix[0] == prefix[0] for held in self.held)
         return any(prefix in prefixes_of(held.prefix) for held in self.held)
 
     def next_to_go(self) -> Prefix | None:
         """The unlocked prefix without a continuation that was unlocked longest ago."""
-        parents = {(namespace, token_ids[:-BLOCK_SIZE]) for namespace, token_ids in self.block_of}
+        parents = set(map(parent_of, self.block_of))
         leaves = [prefix for prefix in self.block_of if prefix not in parents and not self.is_locked(prefix)]
         return min(leaves, key=self.unlocked_at.__getitem__, default=None)
 
@@ -82,6 +92,41 @@ class TreeAgainstDictionary(RuleBasedStateMachine):
         for prefix, block_id in zip(prefixes_of(held.prefix)[num_held:], offered, strict=True):
             self.block_of.setdefault(prefix, block_id)
         assert block_ids == [self.block_of[prefix] for prefix in prefixes_of(held.prefix)[num_held:]]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), token_id=st.integers(0, 1))
+    def leave_an_open_block(self, data: st.DataObject, token_id: int) -> None:
+        held = data.draw(st.sampled_from(self.held))
+        block_id = self.num_blocks_made
+        self.num_blocks_made += 1
+        namespace, token_ids = held.prefix
+        opened = (namespace, (*token_ids, token_id))
+        if opened in self.block_of:
+            return
+        self.tree.add_open_leaf(held.node, pack_tokens([token_id]), block_id)
+        self.tick += 1
+        self.block_of[opened] = block_id
+        self.unlocked_at[opened] = self.tick
+
+    @rule()
+    def use_what_is_next_to_go(self) -> None:
+        prefix = self.next_to_go()
+        if prefix is None or not self.is_locked(parent_of(prefix)):
+            return
+        node = next(iter(self.tree.eviction_order()))
+        if len(node.block_ids) == 1:
+            self.tree.touch(node)
+            self.tick += 1
+            self.unlocked_at[prefix] = self.tick
+
+    @rule()
+    def drop_what_is_next_to_go(self) -> None:
+        prefix = self.next_to_go()
+        if prefix is not None:
+            leaf = next(iter(self.tree.eviction_order()))
+            gone = self.tree.drop_leaf(leaf)
+            assert gone[-1] == self.block_of[prefix]
+            self.block_of = {known: block_id for known, block_id in self.block_of.items() if block_id not in gone}
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -112,6 +157,8 @@ class TreeAgainstDictionary(RuleBasedStateMachine):
         for node in self.tree.nodes():
             token_ids = tuple(token_id for step in node.path() for token_id in step.token_ids)
             own_prefixes = prefixes_of((node.namespace, token_ids))[-len(node.block_ids) :] if node.block_ids else []
+            if len(token_ids) % BLOCK_SIZE:
+                own_prefixes = [(node.namespace, token_ids)]
             found.update(zip(own_prefixes, node.block_ids, strict=True))
         assert found == self.block_of
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cache.radix_tree import pack_tokens
+from headrace.cache.packed_tokens import pack_tokens
 from headrace.cache.tiers import MAX_FETCHED_BLOCKS, BlockKey, BlockTiers, block_key, namespace_key
 from headrace.core.step import BlockTransfer, TransferKind
 from tests.marks import needs_asserts
 
-OFFLOAD, RESTORE, SPILL, FETCH = TransferKind
+_, OFFLOAD, RESTORE, SPILL, FETCH = TransferKind
 
 
 def key(number: int) -> BlockKey:

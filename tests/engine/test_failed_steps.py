@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.core.request import FinishReason
@@ -12,12 +14,13 @@ from tests.fakes import ContentExecutor, expected_output, make_request
 
 
 class PoorExecutor(ContentExecutor):
-    """Has no memory for more than ``max_tokens`` tokens of one sequence in a step."""
+    """Moves what is to move, then has no memory for more than ``max_tokens`` tokens of one sequence in a step."""
 
     max_tokens = 8
 
     def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         if any(len(item.token_ids) > self.max_tokens for item in plan.scheduled):
+            super().execute(replace(plan, scheduled=()), None)
             raise MemoryError
         return super().execute(plan, token_mask)
 
@@ -28,8 +31,10 @@ def test_a_failed_allocation_ends_one_request_and_never_the_engine() -> None:
     for request_id, prompt in prompts.items():
         house.engine.submit(make_request(prompt, request_id=request_id, max_tokens=12, ignore_eos=True))
     outputs = house.engine.step()
+    prompts["sharer"] = [1, 2, 3, 9, 8]  # goes on from a copy of the first one's block, in a step that fails
+    house.engine.submit(make_request(prompts["sharer"], request_id="sharer", max_tokens=12, ignore_eos=True))
     for number in range(2 * MAX_CONSECUTIVE_FAILED_STEPS):
-        house.engine.submit(make_request(list(range(1, 11)), request_id=f"large{number}", max_tokens=2))
+        house.engine.submit(make_request(list(range(11, 21)), request_id=f"large{number}", max_tokens=2))
         outputs += house.engine.step()
     outputs += house.run()
     for request_id, prompt in prompts.items():
@@ -40,6 +45,8 @@ def test_a_failed_allocation_ends_one_request_and_never_the_engine() -> None:
         assert last.error is not None
         assert "no memory" in last.error.message
     assert house.kv.num_private_blocks == 0
+    copied = [plan.step_id for plan in house.executor.plans if plan.transfers]
+    assert [plan.step_id for plan in house.executor.plans].index(copied[0]) == 1
 
 
 class BrokenExecutor(ContentExecutor):

@@ -21,7 +21,7 @@ from tests.native.configs import SHAPES, random_matrices, random_vectors
 NUM_BLOCKS = 6
 CONFIG = SHAPES["norms around"]
 
-OFFLOAD, RESTORE, SPILL, FETCH = TransferKind
+COPY, OFFLOAD, RESTORE, SPILL, FETCH = TransferKind
 
 
 def native_memory(kv_format: KvFormat) -> NativeRuntime:
@@ -101,6 +101,45 @@ def test_transfers_take_effect_in_their_order(memory: BlockMemory) -> None:
     )
     after = contents(memory)
     assert (after[[1, 3, 4]] == before[[0, 2, 0]]).all()
+
+
+def test_a_block_is_copied_within_the_device(memory: BlockMemory) -> None:
+    before = contents(memory)
+    result = moved(memory, [(COPY, 1, 3), (COPY, 3, 5), (COPY, 4, 4), (OFFLOAD, 3, 0), (COPY, 0, 3), (RESTORE, 0, 2)])
+    after = contents(memory)
+    assert (after == before[[0, 1, 1, 0, 4, 1]]).all()
+    assert result.failed_transfers == ()
+
+
+class NoMemoryAtAll:
+    """A device that cannot even move a block."""
+
+    block_bytes = 4
+
+    def host_arena(self, num_slots: int) -> np.ndarray:
+        return np.zeros((num_slots, 4), np.uint8)
+
+    def copy_out(self, block_ids: np.ndarray, contents: np.ndarray, rows: np.ndarray) -> None:
+        raise MemoryError
+
+    copy_in = copy_out
+
+    def copy_blocks(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        raise MemoryError
+
+
+@pytest.mark.parametrize("kind", [COPY, OFFLOAD, RESTORE])
+def test_no_memory_to_move_blocks_is_not_taken_for_none_to_compute(kind: TransferKind) -> None:
+    with pytest.raises(RuntimeError, match="no memory to move"):
+        moved(NoMemoryAtAll(), [(kind, 0, 1)])
+
+
+def test_copies_need_no_tiers(memory: BlockMemory) -> None:
+    before = contents(memory)
+    tiers = TierMemory(memory, 0, None)
+    plan = StepPlan(1, (), transfers=(BlockTransfer(COPY, 0, 5),))
+    assert TieredExecutor(StubExecutor(), tiers).execute(plan, None).failed_transfers == ()
+    assert (contents(memory)[5] == before[0]).all()
 
 
 def test_a_block_comes_back_from_disk_as_it_went(memory: BlockMemory, tmp_path: Path) -> None:

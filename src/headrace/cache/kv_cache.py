@@ -3,7 +3,8 @@
 Every block has exactly one owner at any time: the free list, one sequence, or one node of the radix tree.
 ``extend`` takes blocks from the free list, ``commit`` moves full ones from the sequence to the tree,
 ``release`` gives up the rest, eviction returns the tree's to the free list. Sequences share blocks only by
-locking a node of the tree, so there are no reference counts on blocks.
+locking a node of the tree, so there are no reference counts on blocks. Of a block that it could share only in part a
+sequence gets a copy.
 
 Handles block ids alone. It does not know what is in them, when a sequence runs, or who gives way when
 memory is short; where content has to move, it orders copies (``take_transfers``) that go down with the next plan.
@@ -17,7 +18,7 @@ from headrace.cache import integrity, repair
 from headrace.cache.block_pool import BlockPool
 from headrace.cache.lookups import LookupMeter, PrefixCacheStats
 from headrace.cache.prefix_cache import PrefixCache
-from headrace.cache.radix_tree import RadixNode
+from headrace.cache.radix_node import RadixNode
 from headrace.cache.swap import SwapSpace
 from headrace.cache.tiers import BlockTiers
 from headrace.core.sequence import Sequence
@@ -104,8 +105,8 @@ class KVCacheManager:
         """Admit a sequence that holds nothing, with what there is of its first ``limit`` tokens.
 
         Sets ``num_computed_tokens`` to the tokens found: whole blocks that are cached, in the pool or in the host tier
-        below it, and what was swapped out for this sequence. A ``limit`` below the number of tokens leaves something
-        to compute; 0 takes nothing from the cache. Cost: O(tokens found).
+        below it, what was swapped out for this sequence, or the beginning of a block that can be copied. A ``limit``
+        below the number of tokens leaves something to compute; 0 takes nothing from the cache. Cost: O(tokens found).
         """
         assert seq.seq_id not in self._holders, f"{seq} was acquired before"
         assert 0 <= limit <= seq.num_tokens
@@ -114,7 +115,6 @@ class KVCacheManager:
         if self._enable_prefix_caching:
             num_blocks = limit // self._block_size
             self._prefixes.lock(seq, num_blocks)
-            self._lookups.note(seq, limit)
         seq.num_computed_tokens = seq.num_shared_blocks * self._block_size
         if not self._tiers.is_off:
             seq.num_computed_tokens = self._swap.plan(
@@ -124,6 +124,10 @@ class KVCacheManager:
                 self._prefixes.packed_blocks(seq, seq.num_shared_blocks, num_blocks),
                 limit,
             )
+        if self._enable_prefix_caching:
+            num_copied = self._prefixes.plan_copy(seq, limit)
+            seq.num_computed_tokens += num_copied
+            self._lookups.note(seq, limit, num_copied)
 
     def num_cached_tokens(self, seq: Sequence, limit: int) -> int:
         """How many of a waiting sequence's first ``limit`` tokens ``acquire`` would find now. Cost: O(tokens found)."""
@@ -149,6 +153,7 @@ class KVCacheManager:
             return False
         self._make_free(num_missing)
         seq.block_table.extend(self._pool.allocate(num_missing))
+        self._prefixes.order_copy(seq)
         self._swap.bring_back(seq.seq_id, seq.block_table.ids)
         self._lookups.count(seq)
         return True
@@ -183,11 +188,7 @@ class KVCacheManager:
         if self._holders.pop(seq.seq_id, None) is None:
             return
         self._swap.call_off(seq.seq_id)
-        self._pool.free(seq.private_block_ids)
-        node = _prefix_node(seq)
-        if node is not None:
-            self._prefixes.tree.unlock(node)
-        self._prefixes.forget(seq)
+        self._pool.free(self._prefixes.release(seq))
         self._lookups.forget(seq.seq_id)
         seq.block_table.clear()
 

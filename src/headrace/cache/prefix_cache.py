@@ -1,8 +1,8 @@
 """The prefix cache as sequences see it: what it has of their tokens, what they add to it, what is coming.
 
-Joins the radix tree, the blocks in flight and the names by which the tiers below know content. It writes a sequence's
-``prefix_node``, ``num_shared_blocks`` and the shared part of its block table; who owns free and private blocks is
-``KVCacheManager``'s business.
+Joins the radix tree, the blocks in flight, those that can be copied and the names by which the tiers below know
+content. It writes a sequence's ``prefix_node``, ``num_shared_blocks`` and the shared part of its block table; who owns
+free and private blocks is ``KVCacheManager``'s business.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headrace.cache.in_flight import InFlightBlocks
-from headrace.cache.radix_tree import PrefixMatch, RadixNode, RadixTree, pack_tokens
+from headrace.cache.open_blocks import OpenBlocks
+from headrace.cache.packed_tokens import pack_tokens
+from headrace.cache.radix_node import PrefixMatch, RadixNode
+from headrace.cache.radix_tree import RadixTree
 from headrace.cache.tiers import BlockKey, BlockTiers, namespace_key
 from headrace.core.sequence import Sequence
 
@@ -24,6 +27,7 @@ class PrefixCache:
     def __init__(self, block_size: int, tiers: BlockTiers) -> None:
         self.tree = RadixTree(block_size)
         self.in_flight = InFlightBlocks()
+        self.open_blocks = OpenBlocks(block_size)
         self._block_size = block_size
         self._tiers = tiers
 
@@ -48,6 +52,7 @@ class PrefixCache:
         seq.num_shared_blocks = len(match.block_ids)
         seq.block_table.extend(match.block_ids)
         self._announce_next_block(seq)
+        self.open_blocks.enter(seq)
 
     def commit(self, seq: Sequence, node: RadixNode) -> list[int]:
         """Take over the full private blocks of a sequence that ends at ``node``.
@@ -65,10 +70,24 @@ class PrefixCache:
         seq.num_shared_blocks = end
         self.in_flight.discard(seq.seq_id)
         self._announce_next_block(seq)
+        self.open_blocks.move(seq)
         if cached_ids == own_ids:
             return []
         seq.block_table.replace(start, cached_ids)
         return [own for own, cached in zip(own_ids, cached_ids, strict=True) if own != cached]
+
+    def plan_copy(self, seq: Sequence, limit: int) -> int:
+        """Choose the beginning of a block that a sequence just admitted gets a copy of; how many tokens that are.
+
+        The copy is made by the plan in which the sequence gets room, or not at all: see ``order_copy``.
+        """
+        return self.open_blocks.plan(seq, self.tree, limit)
+
+    def order_copy(self, seq: Sequence) -> None:
+        """Let the next plan make the copy that was planned, if one was, into the first block of the sequence's own."""
+        source = self.open_blocks.take_source(seq)
+        if source is not None:
+            self._tiers.copy(source, int(seq.block_table.ids[seq.num_shared_blocks]))
 
     def evict(self, num_blocks: int) -> list[int]:
         """Give up the least recently used blocks, which the tiers below keep as far as they have room."""
@@ -92,11 +111,19 @@ class PrefixCache:
             return False
         return (match.node, self._packed_block(seq, num_matched)) in self.in_flight
 
-    def forget(self, seq: Sequence) -> None:
-        """The sequence shares nothing any more; unlocking its node is the caller's part."""
+    def release(self, seq: Sequence) -> list[int]:
+        """Take back what a sequence shares, keeping what it computed; the blocks of its own that are nobody's now."""
+        unused_ids = seq.private_block_ids
+        node = seq.prefix_node
+        if isinstance(node, RadixNode):
+            self._tiers.unname(unused_ids[:1])  # the one that may be kept; a cache that was cleared leaves names behind
+            unused_ids = self.open_blocks.leave_block(seq, self.tree)
+            self.tree.unlock(node)
         self.in_flight.discard(seq.seq_id)
+        self.open_blocks.leave(seq)
         seq.prefix_node = None
         seq.num_shared_blocks = 0
+        return unused_ids
 
     # -- names for the tiers below ------------------------------------------------------------------
 

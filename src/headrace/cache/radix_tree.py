@@ -10,79 +10,11 @@ are equal only where all their tokens are: hashes choose a dictionary slot and n
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
-from headrace.core.sequence import PrefixNode
-
-_TYPECODE = "I"
-_TOKEN_BYTES = array(_TYPECODE).itemsize
-
-
-def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Token ids as unsigned machine integers side by side; about 7 ns a token."""
-    return array(_TYPECODE, token_ids).tobytes()
-
-
-class RadixNode(PrefixNode):
-    """Some whole blocks in a row, and what was seen to follow them.
-
-    ``packed_tokens`` are the tokens of ``block_ids``. ``children`` is keyed by the packed tokens of each
-    child's first block, so that any two children differ within it. A root has no parent and no blocks and
-    stands for the empty prefix of its ``namespace``.
-
-    ``lock_count`` is the number of holders whose prefix ends at this very node plus the number of children that
-    are locked: a locked node keeps its parent locked, hence all its ancestors.
-    """
-
-    __slots__ = ("block_ids", "children", "lock_count", "namespace", "packed_tokens", "parent")
-
-    def __init__(
-        self,
-        namespace: str,
-        parent: RadixNode | None,
-        packed_tokens: bytes | bytearray = b"",
-        block_ids: Sequence[int] = (),
-    ) -> None:
-        self.namespace = namespace
-        self.parent = parent
-        self.packed_tokens = bytearray(packed_tokens)
-        self.block_ids = list(block_ids)
-        self.children: dict[bytes, RadixNode] = {}
-        self.lock_count = 0
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The tokens one by one, for people and tests."""
-        return array(_TYPECODE, bytes(self.packed_tokens)).tolist()
-
-    def path(self) -> list[RadixNode]:
-        """From the root to this node, both included."""
-        nodes = [self]
-        while nodes[-1].parent is not None:
-            nodes.append(nodes[-1].parent)
-        nodes.reverse()
-        return nodes
-
-    def __repr__(self) -> str:
-        return f"RadixNode({self.namespace!r}, blocks={self.block_ids}, locks={self.lock_count})"
-
-
-class PrefixMatch(NamedTuple):
-    """How much of some tokens is in the tree; true until the tree changes.
-
-    ``block_ids`` hold the matched tokens. The match ends in ``node``, after ``num_node_blocks`` of its blocks.
-    """
-
-    node: RadixNode
-    num_node_blocks: int
-    block_ids: list[int]
-
-    @property
-    def ends_with_node(self) -> bool:
-        return self.num_node_blocks == len(self.node.block_ids)
+from headrace.cache.packed_tokens import TOKEN_BYTES
+from headrace.cache.radix_node import PrefixMatch, RadixNode
 
 
 class RadixTree:
@@ -95,7 +27,7 @@ class RadixTree:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._block_bytes = block_size * _TOKEN_BYTES
+        self._block_bytes = block_size * TOKEN_BYTES
         self._roots: dict[str, RadixNode] = {}
         self._unlocked: OrderedDict[RadixNode, None] = OrderedDict()
         self._num_nodes = 0
@@ -147,6 +79,8 @@ class RadixTree:
         root = self._roots.get(namespace)
         if root is None:
             return PrefixMatch(RadixNode(namespace, None), 0, [])
+        if num_over := len(packed_tokens) % self._block_bytes:
+            packed_tokens = packed_tokens[:-num_over]  # it could be the whole of an open leaf
         return self._match_below(root, packed_tokens)
 
     def lock(self, match: PrefixMatch) -> RadixNode:
@@ -184,6 +118,17 @@ class RadixTree:
             end = self._append(end, packed_tokens[num_known * self._block_bytes :], block_ids[num_known:])
         return end, match.block_ids + block_ids[num_known:]
 
+    def touch(self, node: RadixNode) -> None:
+        """Note a use of a node whose parent is locked, so that it stays longer if it is not locked itself."""
+        if node.lock_count == 0:
+            self._unlocked.move_to_end(node)
+
+    def add_open_leaf(self, node: RadixNode, packed_tokens: bytes, block_id: int) -> None:
+        """Keep a block that is not full after a locked node. There must be none with the same tokens."""
+        assert 0 < len(packed_tokens) < self._block_bytes
+        assert packed_tokens not in node.children
+        self._attach(node, packed_tokens, [block_id])
+
     # -- giving up ----------------------------------------------------------------------------------
 
     def evict(self, num_blocks: int) -> list[int]:
@@ -198,6 +143,11 @@ class RadixTree:
             evicted += leaf.block_ids[-num_taken:]
             self._cut(leaf, num_taken)
         return evicted
+
+    def drop_leaf(self, leaf: RadixNode) -> list[int]:
+        """Forget an unlocked node without children; its blocks are the caller's now."""
+        self._cut(leaf, len(leaf.block_ids))
+        return leaf.block_ids
 
     def _cut(self, leaf: RadixNode, num_blocks: int) -> None:
         """Take the last blocks off an unlocked leaf, and the leaf off the tree when none remain."""
@@ -224,32 +174,16 @@ class RadixTree:
     # -- walking and growing ------------------------------------------------------------------------
 
     def _match_below(self, node: RadixNode, packed_tokens: bytes) -> PrefixMatch:
-        block_bytes = self._block_bytes
+        block_bytes, start = self._block_bytes, 0
         block_ids: list[int] = []
-        start = 0
         while (child := node.children.get(packed_tokens[start : start + block_bytes])) is not None:
             if not packed_tokens.startswith(child.packed_tokens, start):
-                num_common = self._num_common_blocks(child, packed_tokens, start)
+                num_common = child.num_common_blocks(packed_tokens, start, block_bytes)
                 return PrefixMatch(child, num_common, block_ids + child.block_ids[:num_common])
             block_ids += child.block_ids
             start += len(child.packed_tokens)
             node = child
         return PrefixMatch(node, len(node.block_ids), block_ids)
-
-    def _num_common_blocks(self, node: RadixNode, packed_tokens: bytes, start: int) -> int:
-        """How many of the node's blocks equal the tokens from ``start``, when not all do but the first does.
-
-        Halves the range in doubt each time, so that the bytes compared add up to the node's size at most.
-        """
-        size = self._block_bytes
-        low, high = 1, len(node.block_ids)  # [0, low) are equal; [0, high) are not
-        while high - low > 1:
-            middle = (low + high) // 2
-            if packed_tokens.startswith(node.packed_tokens[low * size : middle * size], start + low * size):
-                low = middle
-            else:
-                high = middle
-        return low
 
     def _split(self, match: PrefixMatch) -> RadixNode:
         """The node that ends where the match ends, cut out of the one it ends in if need be.
@@ -279,18 +213,24 @@ class RadixTree:
 
     def _append(self, node: RadixNode, packed_tokens: bytes, block_ids: list[int]) -> RadixNode:
         """Add new blocks after a locked node and move one lock from it to their end."""
-        self._num_blocks += len(block_ids)
         if node.parent is not None and node.lock_count == 1 and not node.children:
             # Nobody but the caller ends here, so the node may grow: a sequence makes one node, not one per block.
+            self._num_blocks += len(block_ids)
             node.packed_tokens += packed_tokens
             node.block_ids += block_ids
             return node
+        child = self._attach(node, packed_tokens, block_ids)
+        self._move_lock(node, child)
+        return child
+
+    def _attach(self, node: RadixNode, packed_tokens: bytes, block_ids: list[int]) -> RadixNode:
+        """Add an unlocked child after a locked node."""
         child = RadixNode(node.namespace, node, packed_tokens, block_ids)
         node.children[self._key(packed_tokens)] = child
         self._num_nodes += 1
-        self._unlocked[child] = None
+        self._num_blocks += len(block_ids)
         self._num_evictable_blocks += len(block_ids)
-        self._move_lock(node, child)
+        self._unlocked[child] = None
         return child
 
     def _key(self, packed_tokens: bytes | bytearray) -> bytes:

@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 from headrace.cache import integrity
 from headrace.cache.block_pool import BlockPool
 from headrace.cache.prefix_cache import PrefixCache
-from headrace.cache.radix_tree import RadixNode, RadixTree
+from headrace.cache.radix_node import RadixNode
+from headrace.cache.radix_tree import RadixTree
 from headrace.core.sequence import Sequence
 
 
@@ -24,6 +25,7 @@ def mend(
     for seq in holders:
         if seq.prefix_node is None:
             prefixes.in_flight.discard(seq.seq_id)
+            prefixes.open_blocks.leave(seq)
     prefixes.tree.rebuild(seq.prefix_node for seq in live.values() if isinstance(seq.prefix_node, RadixNode))
     return repairs + _conserve_blocks(pool, prefixes.tree, live.values())
 

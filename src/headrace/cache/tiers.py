@@ -227,17 +227,30 @@ class BlockTiers:
         for block_id, packed in zip(block_ids, packed_blocks, strict=True):
             key = self._keys[block_id] = block_key(key, packed)
 
+    def unname(self, block_ids: Iterable[int]) -> None:
+        """What device blocks hold has no name from now on."""
+        for block_id in block_ids:
+            self._keys.pop(block_id, None)
+
+    # -- across -------------------------------------------------------------------------------------
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy the content that one device block has now to another."""
+        self._order(TransferKind.COPY, source, target)
+
     # -- down ---------------------------------------------------------------------------------------
 
     def keep(self, block_ids: Iterable[int]) -> None:
-        """Offload named device blocks that are about to be given to somebody else.
+        """Offload those of some device blocks that have a name, as they are about to be given to somebody else.
 
         Content that is in the host tier already is not copied again; there may be no room for any.
         """
         if self.is_off:
             return
         for block_id in block_ids:
-            key = self._keys.pop(block_id)
+            key = self._keys.pop(block_id, None)
+            if key is None:
+                continue  # a block that is not full is not worth a slot
             if self.host.find(key) is not None:
                 self.host.touch(key)
             elif key not in self._arriving and (slot := self._hold_host_slot()) is not None:

@@ -90,12 +90,13 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
 
 
 class TransferKind(enum.Enum):
-    """Between which two tiers a block's content is copied, and in which direction.
+    """Between which two tiers a block's content is copied, and in which direction; or within the device.
 
     The device's blocks are those that kernels read. Below them lie the host tier and, below that, the disk tier;
     each numbers its slots from 0.
     """
 
+    COPY = "device to device"
     OFFLOAD = "device to host"
     RESTORE = "host to device"
     SPILL = "host to disk"
@@ -127,6 +128,10 @@ class StepPlan:
     def is_empty(self) -> bool:
         """Whether there is nothing to execute."""
         return not (self.scheduled or self.transfers)
+
+    @property
+    def moves_between_tiers(self) -> bool:
+        return any(transfer.kind is not TransferKind.COPY for transfer in self.transfers)
 
     @property
     def num_tokens(self) -> int:

@@ -28,9 +28,9 @@ class FailedSteps:
         """The part of ``plan`` whose sequences end, and what to tell them; raises ``error`` if it is the engine's end.
 
         Where memory ran out, one sequence's end is enough and the rest of the step is computed again: what they wrote
-        is written anew. That does not hold where the step moved blocks as well.
+        is written anew. That does not hold where the step moved blocks between tiers as well.
         """
-        if isinstance(error, MemoryError) and plan.scheduled and not plan.transfers:
+        if isinstance(error, MemoryError) and plan.scheduled and not plan.moves_between_tiers:
             largest = max(plan.scheduled, key=_size)
             logger.error("step %d found no memory; its largest sequence ends and the others go on", plan.step_id)
             return replace(plan, scheduled=(largest,)), NO_MEMORY

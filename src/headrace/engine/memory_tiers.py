@@ -50,9 +50,7 @@ def resolve_tiers(config: EngineConfig, block_bytes: int, available_bytes: int) 
 
 
 def with_tiers(executor: Executor, device: BlockMemory, sizes: TierSizes, disk_path: str | None) -> Executor:
-    """The executor, able to do a plan's transfers if there are tiers. Raises ``ConfigError`` for an unusable file."""
-    if sizes.num_host_blocks == 0:
-        return executor
+    """The executor, able to do a plan's transfers. Raises ``ConfigError`` for an unusable file."""
     disk = None if disk_path is None else DiskBlocks(Path(disk_path), sizes.num_disk_blocks, sizes.block_bytes)
     return TieredExecutor(executor, TierMemory(device, sizes.num_host_blocks, disk))
 

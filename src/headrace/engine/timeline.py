@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from headrace.cache.radix_tree import RadixNode
+from headrace.cache.radix_node import RadixNode
 from headrace.core.clock import Clock
 from headrace.core.sequence import Sequence
 from headrace.core.step import StepPlan, StepResult

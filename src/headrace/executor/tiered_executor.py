@@ -1,4 +1,4 @@
-"""An executor with memory below its own: does a plan's transfers, then lets the executor compute.
+"""An executor that does a plan's transfers, then lets another one compute.
 
 Owns the host tier's arena and moves blocks between it, the device and the disk tier. Which block goes where is the
 plan's business, what is in a block the device's; this sees bytes. Works the same over any backend.
@@ -42,6 +42,10 @@ class BlockMemory(Protocol):
         """Copy ``contents[rows[i]]`` to block ``block_ids[i]``; done when this returns."""
         ...
 
+    def copy_blocks(self, sources: Int32Array, targets: Int32Array) -> None:
+        """Copy block ``sources[i]`` to block ``targets[i]``, in order and without taking memory."""
+        ...
+
 
 class TierMemory:
     """The content of the tiers below a device, and all copies between the three."""
@@ -54,11 +58,13 @@ class TierMemory:
     def transfer(self, transfers: Sequence[BlockTransfer]) -> Iterator[BlockTransfer]:
         """Do all transfers in order; yields those that failed.
 
-        Neighbours of one kind are done together: none of them reads what another of them writes.
+        Neighbours of one kind are done together: none of them reads what one before it writes.
         """
         for kind, group in groupby(transfers, key=lambda transfer: transfer.kind):
             together = list(group)
-            if kind is TransferKind.OFFLOAD:
+            if kind is TransferKind.COPY:
+                self._device.copy_blocks(_int32([t.source for t in together]), _targets(together))
+            elif kind is TransferKind.OFFLOAD:
                 self._device.copy_out(_int32([t.source for t in together]), self._host, _targets(together))
             elif kind is TransferKind.RESTORE:
                 self._device.copy_in(_targets(together), self._host, _int32([t.source for t in together]))
@@ -92,7 +98,10 @@ class TieredExecutor:
         if not plan.transfers:
             return self._inner.execute(plan, token_mask)
         started = time.perf_counter()
-        failed = tuple(self._tiers.transfer(plan.transfers))
+        try:
+            failed = tuple(self._tiers.transfer(plan.transfers))
+        except MemoryError as error:  # the same from the inner executor says that everything was moved
+            raise RuntimeError("there was no memory to move KV blocks") from error
         transfer_s = time.perf_counter() - started
         if not plan.scheduled:
             return StepResult([], transfer_s, transfer_s=transfer_s, failed_transfers=failed)

@@ -82,6 +82,11 @@ class PagedKVMemory:
         self._contents[:, :, self._index(block_ids)] = gathered.view(len(rows), 2, num_layers, -1).movedim(0, 2)
         self._finish_copies()
 
+    def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Copy the content of block ``sources[i]`` to block ``targets[i]``, one after the other; takes no memory."""
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            self._contents[:, :, target].copy_(self._contents[:, :, source])
+
     def _index(self, block_ids: NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(block_ids).to(self._contents.device, torch.int64)
 

@@ -226,6 +226,10 @@ class NativeRuntime:
         """Copy ``contents[rows[i]]`` to block ``block_ids[i]``."""
         self._kv.copy_in(block_ids, contents, rows)
 
+    def copy_blocks(self, sources: Int32Array, targets: Int32Array) -> None:
+        """Copy the content of block ``sources[i]`` to block ``targets[i]``, one after the other."""
+        self._kv.copy_blocks(sources, targets)
+
     def start_timing(self) -> None:
         """From now on add up how long each operation takes; costs two clock reads for each."""
         self._workspace.start_timing()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.core.step import StepPlan, StepResult
+from headrace.core.step import StepPlan, StepResult, TransferKind
 
 _LEARNING_RATE = 0.1
 _ASSUMED_S = 0.001
@@ -21,6 +21,6 @@ class TransferCosts:
         self.block_s = block_bytes / _ASSUMED_BYTES_PER_S
 
     def observe(self, plan: StepPlan, result: StepResult) -> None:
-        """Learn from a step; one without transfers says nothing."""
-        if plan.transfers:
+        """Learn from a step in which blocks went between tiers, and only that."""
+        if plan.transfers and all(transfer.kind is not TransferKind.COPY for transfer in plan.transfers):
             self.block_s += _LEARNING_RATE * (result.transfer_s / len(plan.transfers) - self.block_s)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from headrace.core.clock import VirtualClock
 from headrace.core.sequence import Sequence
-from headrace.core.step import PendingMask, SampleSpec, StepPlan, StepResult
+from headrace.core.step import PendingMask, SampleSpec, StepPlan, StepResult, TransferKind
 from headrace.scheduler.cost_model import StepFeatures
 from headrace.sim.step_time import StepTime
 
@@ -54,7 +54,7 @@ class SimulatedExecutor:
 
     def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         self.last_features = StepFeatures.of(plan)
-        transfer_s = self._device.block_transfer_s * len(plan.transfers)
+        transfer_s = self._device.block_transfer_s * _num_between_tiers(plan)
         elapsed_s = transfer_s + (self._step_s(plan.num_samples) if plan.scheduled else 0.0)
         self._let_pass(elapsed_s)
         tokens = [self._token(item.sample) for item in plan.scheduled if item.sample is not None]
@@ -89,3 +89,8 @@ class SimulatedExecutor:
 
     def close(self) -> None:
         """Nothing to do."""
+
+
+def _num_between_tiers(plan: StepPlan) -> int:
+    """Transfers that take the host's link; a copy within the device is lost in the time of a step."""
+    return sum(transfer.kind is not TransferKind.COPY for transfer in plan.transfers)
