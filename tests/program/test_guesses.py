@@ -154,6 +154,17 @@ def test_what_was_chosen_before_is_begun_first() -> None:
     assert list(speculation.cases(branch, 2)) == ["bad", "good"]
 
 
+def test_what_one_owner_chose_is_nothing_to_another() -> None:
+    speculation = Speculation()
+    branch = Branch(Value("chair.0.grade"), CASES)
+    speculation.of("a", "salt").note(branch, "bad")
+    assert list(speculation.of("a", "salt").cases(branch, 1)) == ["bad"]
+    for other in (speculation.of("b", "salt"), speculation.of("a", ""), speculation.of("", "a"), speculation):
+        assert list(other.cases(branch, 1)) == ["good"]
+    assert list(speculation.of("a", "salt").cases(branch, 2)) == ["bad", "good"]
+    assert list(Speculation(0).of("a", "salt").cases(branch, 2)) == []
+
+
 class RefusesGuesses(PaperBackend):
     async def generate(self, document: Document, call: Call, on_text: OnText | None) -> Generated:
         if call.place.is_guess:

@@ -61,7 +61,7 @@ class EngineBackend:
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._client = client
-        self._owner = owner
+        self.owner = owner
         self._on_close = on_close
         self._encoder = encoder
         self._builder = builder
@@ -150,8 +150,8 @@ class EngineBackend:
             token_ids,
             sampling,
             arrival_time=now,
-            terms=self._owner.terms,
-            cache_salt=self._owner.cache_salt,
+            terms=self.owner.terms,
+            cache_salt=self.owner.cache_salt,
         )
         return msgspec.structs.replace(request, program=self._place(place, now)) if place.program_id else request
 

@@ -17,24 +17,33 @@ DEFAULT_GUESS_TOKENS: Final = 256
 
 _MAX_REMEMBERED_BRANCHES: Final = 1024
 
-_BranchKey = tuple[str, tuple[str, ...]]
+_BranchKey = tuple[tuple[str, ...], str, tuple[str, ...]]
+_Choices = OrderedDict[_BranchKey, Counter[str]]
 
 
 class Speculation:
     """Remembers choices, over all runs that share it. With ``max_tokens`` 0 nothing is begun on a guess.
 
-    A branch is known again by the name of what it depends on and the names of its cases.
+    A branch is known again by the name of what it depends on and the names of its cases. What one owner's programs
+    chose tells nothing to another's, though all share the room to remember it.
     """
 
-    def __init__(self, max_tokens: int = DEFAULT_GUESS_TOKENS) -> None:
+    def __init__(
+        self, max_tokens: int = DEFAULT_GUESS_TOKENS, owner: tuple[str, ...] = (), choices: _Choices | None = None
+    ) -> None:
         self._max_tokens = max_tokens
-        self._choices: OrderedDict[_BranchKey, Counter[str]] = OrderedDict()
+        self._owner = owner
+        self._choices: _Choices = OrderedDict() if choices is None else choices
+
+    def of(self, *owner: str) -> Speculation:
+        """For the programs of one owner."""
+        return Speculation(self._max_tokens, owner, self._choices)
 
     def cases(self, branch: Branch, num_spare_calls: int) -> Iterator[str]:
         """The cases to begin, the likeliest first; of equally likely ones the first in the program."""
         if self._max_tokens <= 0 or num_spare_calls <= 0:
             return
-        counts = self._choices.get(_key(branch), Counter())
+        counts = self._choices.get(self._key(branch), Counter())
         num_tokens = 0
         for case in sorted(branch.cases, key=lambda case: -counts[case]):
             body = branch.cases[case]
@@ -47,12 +56,11 @@ class Speculation:
 
     def note(self, branch: Branch, choice: str) -> None:
         """Remember what was chosen."""
-        key = _key(branch)
+        key = self._key(branch)
         self._choices.setdefault(key, Counter())[choice] += 1
         self._choices.move_to_end(key)
         if len(self._choices) > _MAX_REMEMBERED_BRANCHES:
             self._choices.popitem(last=False)
 
-
-def _key(branch: Branch) -> _BranchKey:
-    return (branch.on.name or "", tuple(branch.cases))
+    def _key(self, branch: Branch) -> _BranchKey:
+        return self._owner, branch.on.name or "", tuple(branch.cases)

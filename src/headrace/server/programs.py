@@ -47,7 +47,8 @@ async def create_program_run(context: ServerContext, http: HttpRequest) -> App:
         fields = GenerationFields(user=value.user, service_tier=value.service_tier, priority=value.priority)
         backend = body.backend(fields)
         await context.in_worker(check_program, value.program, _limits(context.config))
-    job = _Job(backend, value, body.model, f"program-{record_of(http.scope).request_id}", context.speculation)
+    speculation = context.speculation.of(backend.owner.terms.tenant, backend.owner.cache_salt)
+    job = _Job(backend, value, body.model, f"program-{record_of(http.scope).request_id}", speculation)
     if value.stream:
         return _StreamedRun(job, context.keep_alive_comment_s, body.ignored_fields)
     return WorkResponse(lambda: job.run(None, None), body.ignored_fields)
