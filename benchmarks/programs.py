@@ -5,7 +5,7 @@ Starts a server with the prefix cache and one without, and runs on them, with an
 - each program of ``examples/programs.py`` as a program, as calls one after the other, and as calls made at the same
   time of the server that shares no prefixes: the median of some rounds, in which the three take turns;
 - a batch of 64 few-shot prompts with the prefix cache and without;
-- 400 decisions about one input as one request and as chat calls.
+- 400 decisions about one input as one request and as chat calls, answered in words and as JSON.
 
 Prints ratios; ``--json FILE`` writes the figures. Takes some minutes on two cores.
 """
@@ -31,7 +31,7 @@ from examples.programs import ARGUMENTS, PROGRAMS
 from examples.programs_by_hand import BY_HAND, Messages
 
 from headrace.program import RuntimeEndpoint
-from headrace.program.api_client import ApiClient
+from headrace.program.api_client import ApiClient, JsonObject
 from headrace.program.run import RunUsage
 from headrace.program.server_backend import ServerBackend
 
@@ -39,6 +39,21 @@ START_TIMEOUT_S = 300.0
 NUM_BATCHED = 64
 NUM_DECISIONS = 400
 NUM_CHAT_CALLS = 20  # of the decisions' 400; the rest are extrapolated
+ANSWER_SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"enum": ["yes", "no"]}, "confidence": {"type": "number", "minimum": 0, "maximum": 1}},
+    "required": ["answer", "confidence"],
+    "additionalProperties": False,
+}
+"""What a decision tells, asked of a chat call."""
+
+CHAT_CALLS: dict[str, JsonObject] = {
+    "words": {"max_tokens": 64},
+    "JSON": {
+        "max_tokens": 64,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": ANSWER_SCHEMA}},
+    },
+}
 DECISION_INPUT = " ".join(f"On day {day} the parcel was in town {day % 7} and the box was dry." for day in range(21))
 
 
@@ -194,44 +209,53 @@ def batch_seconds(endpoint: RuntimeEndpoint, size: int) -> float:
 
 
 @dataclass(frozen=True)
-class DecisionFigures:
-    """Seconds of decisions in one request, and of as many chat calls, of which ``num_called`` were made.
+class ChatFigures:
+    """Seconds of chat calls instead of decisions, ``num_called`` of which were made, and their answers' mean length."""
 
-    ``num_answer_tokens`` is how long their answers were in the mean.
-    """
-
-    count: int
-    decisions_s: float
-    chat_calls_s: float
+    kind: str
+    seconds: float
     num_called: int
     num_answer_tokens: float
 
+
+@dataclass(frozen=True)
+class DecisionFigures:
+    """Seconds of decisions in one request, and of as many chat calls."""
+
+    count: int
+    decisions_s: float
+    chat_calls: list[ChatFigures]
+
     @property
-    def line(self) -> str:
-        return (
-            f"{self.count} decisions: {self.decisions_s:.2f} s, {self.chat_calls_s / self.decisions_s:.1f} x faster "
-            f"than chat calls with answers of {self.num_answer_tokens:.0f} tokens"
-        )
+    def lines(self) -> list[str]:
+        return [
+            f"{self.count} decisions: {self.decisions_s:.2f} s, {chat.seconds / self.decisions_s:.1f} x faster "
+            f"than chat calls answered in {chat.kind}, with {chat.num_answer_tokens:.0f} tokens"
+            for chat in self.chat_calls
+        ]
 
 
 def decision_figures(endpoint: RuntimeEndpoint, text: str, count: int, num_called: int) -> DecisionFigures:
-    """Yes-or-no questions about ``text``: as one request, and as chat calls that are answered in words."""
+    """Yes-or-no questions about ``text``: as one request, and as chat calls."""
     empty_cache(endpoint)
     asked = [f"Was the parcel in town {number % 7} on day {number // 7}?" for number in range(count)]
     questions = [{"type": "predicate", "instructions": each} for each in asked]
 
-    async def run() -> DecisionFigures:
+    async def chat(kind: str) -> ChatFigures:
         client = client_of(endpoint)
-        started = time.perf_counter()
-        await client.post("/v1/decisions", {"input": text, "questions": questions})
-        decided_s = time.perf_counter() - started
         started, num_tokens = time.perf_counter(), 0
         for each in asked[:num_called]:
             messages = [{"role": "user", "content": f"{text}\n\n{each}"}]
-            body = {"messages": messages, "temperature": 0, "max_tokens": 64}
+            body = {"messages": messages, "temperature": 0, **CHAT_CALLS[kind]}
             num_tokens += (await client.post("/v1/chat/completions", body))["usage"]["completion_tokens"]
-        chatted_s = (time.perf_counter() - started) * count / num_called
-        return DecisionFigures(count, decided_s, chatted_s, num_called, num_tokens / num_called)
+        seconds = (time.perf_counter() - started) * count / num_called
+        return ChatFigures(kind, seconds, num_called, num_tokens / num_called)
+
+    async def run() -> DecisionFigures:
+        started = time.perf_counter()
+        await client_of(endpoint).post("/v1/decisions", {"input": text, "questions": questions})
+        decided_s = time.perf_counter() - started
+        return DecisionFigures(count, decided_s, [await chat(kind) for kind in CHAT_CALLS])
 
     return endpoint.wait(run())
 
@@ -252,7 +276,7 @@ def measure(model: str, names: Sequence[str], port: int, num_rounds: int) -> dic
         batch_on_s, batch_off_s = batch_seconds(shared, NUM_BATCHED), batch_seconds(unshared, NUM_BATCHED)
         print(f"few-shot batch of {NUM_BATCHED}: {batch_off_s / batch_on_s:.2f} x faster than without the cache")
         decisions = decision_figures(shared, DECISION_INPUT, NUM_DECISIONS, NUM_CHAT_CALLS)
-        print(decisions.line)
+        print("\n".join(decisions.lines))
     return {
         "programs": [asdict(each) for each in figures],
         "batch": {"size": NUM_BATCHED, "cache_on_s": batch_on_s, "cache_off_s": batch_off_s},

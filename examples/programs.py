@@ -19,7 +19,8 @@ EXAMPLES = (
     ("never again", "negative"),
     ("worth every minute of the drive", "positive"),
 )
-DIMENSIONS = ("clarity", "originality", "evidence")
+TRAITS = ("ideas", "organization", "voice", "word choice", "fluency", "conventions")
+"""What teachers grade writing by."""
 
 
 @sgl.function
@@ -76,12 +77,12 @@ def judge(s, essay):
     s += sgl.system("You judge essays.")
     s += sgl.user(f"Here is an essay.\n\n{essay}")
     s += sgl.assistant("I have read it.")
-    branches = s.fork(len(DIMENSIONS))
-    for dimension, branch in zip(DIMENSIONS, branches, strict=True):
-        branch += sgl.user(f"Judge its {dimension} in a few words.")
-        branch += sgl.assistant(sgl.gen("judgement", max_tokens=16, stop="\n"))
+    branches = s.fork(len(TRAITS))
+    for trait, branch in zip(TRAITS, branches, strict=True):
+        branch += sgl.user(f"Judge its {trait} in a sentence.")
+        branch += sgl.assistant(sgl.gen("judgement", max_tokens=24, stop="\n"))
     branches.join()
-    judgements = "\n".join(f"{name}: {text}" for name, text in zip(DIMENSIONS, s["judgement"], strict=True))
+    judgements = "\n".join(f"{name}: {text}" for name, text in zip(TRAITS, s["judgement"], strict=True))
     s += sgl.user(f"The judges said:\n{judgements}\nIs the essay good or bad?")
     s += sgl.assistant_begin()
     s += "It is "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
-from examples.programs import DIMENSIONS, EXAMPLES, TOOLS, use_tool
+from examples.programs import EXAMPLES, TOOLS, TRAITS, use_tool
 
 Messages = list[dict[str, str]]
 
@@ -75,12 +75,12 @@ async def judge(hand: Hand, essay: str) -> dict[str, Any]:
         _message("assistant", "I have read it."),
     ]
 
-    def judgement(dimension: str) -> Awaitable[str]:
-        messages = [*start, _message("user", f"Judge its {dimension} in a few words.")]
-        return hand.chat(messages, max_tokens=16, stop="\n")
+    def judgement(trait: str) -> Awaitable[str]:
+        messages = [*start, _message("user", f"Judge its {trait} in a sentence.")]
+        return hand.chat(messages, max_tokens=24, stop="\n")
 
-    found = await hand.all([judgement(dimension) for dimension in DIMENSIONS])
-    said = "\n".join(f"{name}: {text}" for name, text in zip(DIMENSIONS, found, strict=True))
+    found = await hand.all([judgement(trait) for trait in TRAITS])
+    said = "\n".join(f"{name}: {text}" for name, text in zip(TRAITS, found, strict=True))
     messages = [*start, _message("user", f"The judges said:\n{said}\nIs the essay good or bad?")]
     grade = await hand.choose([*messages, _message("assistant", "It is ")], ["good", "bad"])
     more = {"good": ". What I liked most: ", "bad": ". What would make it better: "}[grade]

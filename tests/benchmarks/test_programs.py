@@ -41,9 +41,12 @@ def test_a_program_is_run_in_three_ways(endpoint: RuntimeEndpoint) -> None:
 def test_a_batch_and_decisions_are_timed(endpoint: RuntimeEndpoint) -> None:
     assert batch_seconds(endpoint, 3) > 0
     figures = decision_figures(endpoint, "The box was dry.", 6, 2)
-    assert (figures.count, figures.num_called) == (6, 2)
-    assert 0 < figures.num_answer_tokens <= 64
-    assert figures.line.startswith("6 decisions: ")
+    assert figures.count == 6
+    assert [chat.kind for chat in figures.chat_calls] == ["words", "JSON"]
+    for chat, line in zip(figures.chat_calls, figures.lines, strict=True):
+        assert chat.num_called == 2
+        assert 0 < chat.num_answer_tokens <= 64
+        assert line.startswith("6 decisions: ")
 
 
 def test_guessing_and_waiting_take_turns_and_give_the_same(server: RunningServer) -> None:

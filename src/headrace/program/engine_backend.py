@@ -106,7 +106,8 @@ class EngineBackend:
     async def score_tokens(self, continuations: Sequence[Continuation], place: Place = NOWHERE) -> Scores:
         """Score rows of tokens, all at once."""
         calls = plan_calls(continuations)
-        outcomes = await all_or_none([self._score(call, place) for call in calls])
+        requests = [self._scoring_request(call, place) for call in calls]  # first, so that they arrive together
+        outcomes = await all_or_none([self._score(request, place) for request in requests])
         return Scores(
             choices=read_scores(continuations, calls, [reply for reply, _ in outcomes]),
             num_prompt_tokens=sum(len(call.token_ids) for call in calls),
@@ -180,7 +181,7 @@ class EngineBackend:
             await asyncio.wait((wanted,))
             await self._client.confirm(request.request_id)
 
-    async def _score(self, call: ScoreCall, place: Place) -> tuple[ScoreReply, int]:
+    def _scoring_request(self, call: ScoreCall, place: Place) -> Request:
         sampling = SamplingParams(
             temperature=0.0,
             max_tokens=1,
@@ -188,7 +189,10 @@ class EngineBackend:
             prompt_logprobs_start=call.start,
             logprob_token_ids=call.next_ids,
         )
-        request = self._built(call.token_ids, sampling, place)
+        return self._built(call.token_ids, sampling, place)
+
+    async def _score(self, request: Request, place: Place) -> tuple[ScoreReply, int]:
+        """What the request of a scoring call says, and how much of it was cached."""
         logprobs: list[float] = []
         following: dict[int, float] = {}
         num_cached = 0
