@@ -101,6 +101,8 @@ def test_logprobs_of_a_prompts_end_equal_those_of_all_of_it(real_server: Running
     assert len(token_ids) == whole["prompt_tokens"]
     assert whole["input_token_logprobs"][0][0] is None
     assert [len(top) for top in whole["input_top_logprobs"][1:]] == [2] * (len(token_ids) - 1)
+    assert [len(top) for top in whole["output_top_logprobs"]] == [2], "what could come next is told all the same"
+    assert whole["output_token_logprobs"] == []
     start = len(token_ids) - 4
     end = generate(real_server, **body, logprob_start_len=start, return_text_in_logprobs=True)["meta_info"]
     assert [entry[1] for entry in end["input_token_logprobs"]] == token_ids[start:]

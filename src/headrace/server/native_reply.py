@@ -111,7 +111,10 @@ class NativeReply:
     def _logprobs(
         self, request: Request, answer: NativeAnswer, written: _Written, output: RequestOutput
     ) -> dict[str, object]:
-        """SGLang's lists: the first reported token of a prompt has no log-probability, whatever stands before it."""
+        """SGLang's lists: the first reported token of a prompt has no log-probability, whatever stands before it.
+
+        What could follow the prompt is told where no token is wanted, too.
+        """
         start = answer.logprob_start or 0
         first = request.prompt_token_ids[start : start + 1]
         given = [entry for entry in written.prompt_logprobs if entry is not None]
@@ -124,8 +127,8 @@ class NativeReply:
         }
         if answer.num_top > 0:
             lists["input_top_logprobs"] = [*(None for _ in first), *self._tops_of(answer, given)]
-            lists["output_top_logprobs"] = self._tops_of(answer, made)
-        if answer.shows_named:  # of the place after the prompt too, though no token is wanted there
+            lists["output_top_logprobs"] = self._tops_of(answer, output.logprobs)
+        if answer.shows_named:
             lists["output_token_ids_logprobs"] = self._tops_of(answer, output.logprobs)
         return lists
 
