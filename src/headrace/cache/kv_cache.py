@@ -106,14 +106,14 @@ class KVCacheManager:
 
         Sets ``num_computed_tokens`` to the tokens found: whole blocks that are cached, in the pool or in the host tier
         below it, what was swapped out for this sequence, or the beginning of a block that can be copied. A ``limit``
-        below the number of tokens leaves something to compute; 0 takes nothing from the cache. Cost: O(tokens found).
+        below the number of tokens leaves something to compute; 0 takes nothing from the cache. ``extend`` or
+        ``release`` comes next: nobody keeps for longer what is to be copied. Cost: O(tokens found).
         """
         assert seq.seq_id not in self._holders, f"{seq} was acquired before"
         assert 0 <= limit <= seq.num_tokens
         self._holders[seq.seq_id] = seq
-        num_blocks = 0
+        num_blocks = limit // self._block_size if self._enable_prefix_caching else 0
         if self._enable_prefix_caching:
-            num_blocks = limit // self._block_size
             self._prefixes.lock(seq, num_blocks)
         seq.num_computed_tokens = seq.num_shared_blocks * self._block_size
         if not self._tiers.is_off:
