@@ -75,15 +75,14 @@ def self_consistency(s, question):
 def judge(s, essay):
     """Judges of one essay side by side, a grade, and then praise or advice, whichever the grade asks for."""
     s += sgl.system("You judge essays.")
-    s += sgl.user(f"Here is an essay.\n\n{essay}")
-    s += sgl.assistant("I have read it.")
+    s += sgl.user_begin() + f"Here is an essay.\n\n{essay}\n\n"
     branches = s.fork(len(TRAITS))
     for trait, branch in zip(TRAITS, branches, strict=True):
-        branch += sgl.user(f"Judge its {trait} in a sentence.")
-        branch += sgl.assistant(sgl.gen("judgement", max_tokens=24, stop="\n"))
+        branch += f"Judge its {trait} in two sentences." + sgl.user_end()
+        branch += sgl.assistant(sgl.gen("judgement", max_tokens=40))
     branches.join()
     judgements = "\n".join(f"{name}: {text}" for name, text in zip(TRAITS, s["judgement"], strict=True))
-    s += sgl.user(f"The judges said:\n{judgements}\nIs the essay good or bad?")
+    s += f"Judges said:\n{judgements}\n\nIs the essay good or bad?" + sgl.user_end()
     s += sgl.assistant_begin()
     s += "It is "
     s.branch(sgl.select("grade", choices=["good", "bad"]), {"good": _praise, "bad": _advise})

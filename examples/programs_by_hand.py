@@ -69,19 +69,16 @@ async def self_consistency(hand: Hand, question: str) -> dict[str, Any]:
 
 
 async def judge(hand: Hand, essay: str) -> dict[str, Any]:
-    start = [
-        _message("system", "You judge essays."),
-        _message("user", f"Here is an essay.\n\n{essay}"),
-        _message("assistant", "I have read it."),
-    ]
+    start = _message("system", "You judge essays.")
+    essay_text = f"Here is an essay.\n\n{essay}\n\n"
 
     def judgement(trait: str) -> Awaitable[str]:
-        messages = [*start, _message("user", f"Judge its {trait} in a sentence.")]
-        return hand.chat(messages, max_tokens=24, stop="\n")
+        messages = [start, _message("user", f"{essay_text}Judge its {trait} in two sentences.")]
+        return hand.chat(messages, max_tokens=40)
 
     found = await hand.all([judgement(trait) for trait in TRAITS])
     said = "\n".join(f"{name}: {text}" for name, text in zip(TRAITS, found, strict=True))
-    messages = [*start, _message("user", f"The judges said:\n{said}\nIs the essay good or bad?")]
+    messages = [start, _message("user", f"{essay_text}Judges said:\n{said}\n\nIs the essay good or bad?")]
     grade = await hand.choose([*messages, _message("assistant", "It is ")], ["good", "bad"])
     more = {"good": ". What I liked most: ", "bad": ". What would make it better: "}[grade]
     messages.append(_message("assistant", f"It is {grade}{more}"))
