@@ -132,6 +132,16 @@ def test_one_cycle_of_every_way_to_stop_leaves_nothing(folder: Path) -> None:
     assert report.is_clean, report
 
 
+def test_a_log_that_nobody_reads_stops_nobody(folder: Path) -> None:
+    """Two thousand lines of some sixty bytes are more than a pipe takes; nobody reads this one before the end."""
+    with served(folder) as server, httpx.Client(base_url=server.root, timeout=PATIENCE_S) as client:
+        for number in range(2000):
+            assert client.get(f"/v1/models/none-of-this-name-{number}").status_code == 404
+        assert client.get("/health").status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE_S) == 0
+
+
 def test_sighup_reads_the_keys_again_and_keeps_them_where_the_file_is_wrong(folder: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# of the team\nold-key\n\n")

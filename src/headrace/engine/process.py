@@ -19,13 +19,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 import msgspec
 
 from headrace.core.client import StepStats
 from headrace.core.config import EngineConfig
 from headrace.core.errors import EngineDead, InvalidRequest, Overloaded
+from headrace.core.log_writer import log_handler
 from headrace.core.progress import Progress, ProgressUnit
 from headrace.core.request import RequestOutput
 from headrace.core.timeline import SequenceTimeline
@@ -90,7 +91,9 @@ def run_child(build: EngineBuilder) -> int:
     if not is_child_of(start.parent_pid):
         return EXIT_NOT_STARTED
     logging.basicConfig(
-        level=start.log_level, format="%(asctime)s %(levelname)s [engine] %(message)s", stream=sys.stderr
+        handlers=[log_handler(sys.stderr)],
+        level=start.log_level,
+        format="%(asctime)s %(levelname)s [engine] %(message)s",
     )
     connection = FrameSocket.connect(start.socket_path)
     outbox = Outbox(connection)
@@ -99,6 +102,12 @@ def run_child(build: EngineBuilder) -> int:
         return EngineProcess(connection, outbox).run(start.config, build)
     finally:
         outbox.close()
+
+
+def _leave(exit_code: int) -> NoReturn:
+    """End the process from any thread, once the last lines of its log are written."""
+    logging.shutdown()
+    os._exit(exit_code)
 
 
 def _build_engine(config: EngineConfig, progress: Progress) -> DrivenEngine:
@@ -146,7 +155,7 @@ class Outbox:
         except Exception:
             # an engine that nobody hears would look alive for ever
             logger.critical("a message to the parent cannot be written; the engine process ends", exc_info=True)
-            os._exit(EXIT_ENGINE_FAILED)
+            _leave(EXIT_ENGINE_FAILED)
 
     def _take_all(self) -> list[FromEngine | None]:
         batch = [self._queue.get()]
@@ -248,7 +257,7 @@ class EngineProcess:
             logger.exception("reading from the parent failed; the engine process ends")
         else:
             logger.info("the parent is gone; the engine process ends")
-        os._exit(EXIT_ENGINE_FAILED)
+        _leave(EXIT_ENGINE_FAILED)
 
     def _handle(self, message: ToEngine) -> None:
         loop = self._loop
@@ -280,7 +289,7 @@ class EngineProcess:
     def _wait_for_sigterm(self) -> None:
         signal.sigwait({signal.SIGTERM})
         if self._loop is None:
-            os._exit(EXIT_TERMINATED)  # loading cannot be interrupted in order, and there is nothing to save
+            _leave(EXIT_TERMINATED)  # loading cannot be interrupted in order, and there is nothing to save
         self._exit_code = EXIT_TERMINATED
         self._stop()
 

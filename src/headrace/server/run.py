@@ -23,6 +23,7 @@ import uvloop
 
 from headrace.checkpoint.reference import resolve_model
 from headrace.core.config import EngineConfig, ServeConfig
+from headrace.core.log_writer import log_handler
 from headrace.core.progress import NullProgress, Progress
 from headrace.engine.metrics import Metrics
 from headrace.engine.supervisor import EngineSupervisor, SupervisorLimits
@@ -118,7 +119,9 @@ def _show_stacks_on_demand() -> None:
 
 def _configure_logging(level: str) -> None:
     logging.basicConfig(
-        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        handlers=[log_handler(sys.stderr)],
+        level=level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     if level != "debug":  # what clients send is no news, and its end of the story is in our own log
         logging.getLogger("uvicorn").setLevel(logging.ERROR)
