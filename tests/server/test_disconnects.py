@@ -53,6 +53,22 @@ def test_b02_closing_a_plain_request_aborts_it(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("then", [b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n", b"\x00 no request\r\n\r\n"])
+def test_a_pipelined_request_is_aborted_too(then: bytes, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """It is not the last of its connection, which goes away or ends with something that is no request."""
+    with running_server() as server, caplog.at_level(logging.WARNING):
+        server.engine.hold_at = 3
+        with send(server, stream=stream, max_tokens=400) as sock:
+            eventually(lambda: server.engine.live)
+            sock.sendall(then)
+            if not then.startswith(b"GET"):
+                read_to_end(sock)
+        eventually(lambda: server.engine.aborted and not server.engine.live)
+    assert len(server.engine.aborted) == 1
+    assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("stream", [True, False])
 def test_b02_the_log_says_499(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     with running_server(log_requests=True) as server, caplog.at_level(logging.INFO, "headrace.server.access_log"):
         server.engine.hold_at = 2

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from headrace.core.config import ServeConfig
@@ -22,6 +22,9 @@ from headrace.server.errors import HttpRefusal, refusal, unavailable
 from headrace.server.limits import headers_too_large
 
 _FULL_RETRY_S = 1.0
+
+_MAX_PIPELINED = 16
+"""Requests of one connection that wait for the one before them while more of it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self._reads_headers = False
         self._num_header_bytes = 0
         self._num_chunks = 0
+        self._open_cycles: list[RequestResponseCycle] = []
 
     # the connection
 
@@ -88,6 +92,7 @@ class GuardedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm_read()
         self._disarm_write()
+        self._disconnect_cycles()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -124,6 +129,11 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         self._reads_headers = False
         self._arm_read(self._limits.body_read_s, self._refuse_slow)
         super().on_headers_complete()
+        if self.cycle is not None:
+            self._open_cycles = [cycle for cycle in self._open_cycles if not cycle.response_complete]
+            self._open_cycles.append(self.cycle)
+        if len(self.pipeline) <= _MAX_PIPELINED:
+            self.flow.resume_reading()  # it was paused for the first that waits, and who reads nothing hears no goodbye
 
     def on_chunk_header(self) -> None:
         self._num_chunks += 1
@@ -148,12 +158,20 @@ class GuardedHttpProtocol(HttpToolsProtocol):
         """Answer and close, unless an answer to this or an earlier request is under way: then only close."""
         self._is_refused = True
         self._disarm_read()
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        if not any(cycle.response_started and not cycle.response_complete for cycle in self._open_cycles):
             self.transport.write(_raw_response(error))
-            if self.cycle is not None and not self.cycle.response_complete:
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
+        self._disconnect_cycles()
         self.transport.close()
+
+    def _disconnect_cycles(self) -> None:
+        """Tell every request of this connection that is not answered that nobody waits for it.
+
+        With pipelined requests the one that is being answered is not the last one, which is all that uvicorn knows.
+        """
+        for cycle in self._open_cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def _arm_read(self, seconds: float, action: Callable[[], None]) -> None:
         self._disarm_read()
