@@ -240,7 +240,10 @@ def neighbours(rng: random.Random) -> Iterator[tuple[list[int], list[int], int]]
 def test_sec_23_a_prefix_is_shared_by_its_tokens_and_nothing_else(
     poisoned: Path, builder: RequestBuilder, settings: dict[str, Any]
 ) -> None:
-    """What comes from the cache is exactly the whole blocks that two prompts begin with, in one salt alone."""
+    """What comes from the cache is exactly what two prompts begin with, in one salt alone.
+
+    Of a block that they share in part that is a copy, if it is a quarter of the block at least.
+    """
     engine = engine_over(poisoned, **settings)
     sampling = SamplingParams(temperature=0.0, max_tokens=1)
     names = iter(range(1000))
@@ -258,6 +261,8 @@ def test_sec_23_a_prefix_is_shared_by_its_tokens_and_nothing_else(
             salt = f"salt {number}"
             assert cached(first, salt) == 0
             assert cached(second, f"{salt}?") == 0
-            assert cached(second, salt) == length // engine.info.block_size * engine.info.block_size
+            num_over = length % engine.info.block_size
+            num_left = num_over if num_over < engine.info.block_size // 4 else 0
+            assert cached(second, salt) == length - num_left
     finally:
         engine.close()

@@ -41,7 +41,7 @@ def test_a_leak_is_found_and_its_seed_reproduces_it(
     monkeypatch.setattr(KVCacheManager, "release", lambda self, seq: None)
     seed, message = random_simulations.failures(range(40))[0]
     line = random_simulations.reproduction(seed, message)
-    command = line.splitlines()[1].removeprefix("  reproduce with: python -m tests.sim.random_simulations ")
+    command = line.splitlines()[-1].removeprefix("  reproduce with: python -m tests.sim.random_simulations ")
     assert random_simulations.main([command]) == 1
     assert line in capsys.readouterr().out
     monkeypatch.undo()
