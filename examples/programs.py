@@ -19,6 +19,7 @@ EXAMPLES = (
     ("never again", "negative"),
     ("worth every minute of the drive", "positive"),
 )
+NUM_IDEAS = 5
 TRAITS = ("ideas", "organization", "voice", "word choice", "fluency", "conventions")
 """What teachers grade writing by."""
 
@@ -44,12 +45,15 @@ def few_shot(s, review):
 
 @sgl.function
 def tree_of_thought(s, question):
-    """Several ideas at once, each judged in a branch of its own; the first that is found promising is worked out."""
+    """Several ideas at once, each judged in a branch of its own; the first that is found promising is worked out.
+
+    Yao et al., "Tree of Thoughts" (2023), with five thoughts at one level.
+    """
     s += sgl.system("You solve problems step by step.")
     s += sgl.user(f"{question} Give one idea in a sentence.")
-    branches = s.fork(3)
+    branches = s.fork(NUM_IDEAS)
     for number, branch in enumerate(branches):
-        branch += sgl.assistant(f"Idea {number + 1}: " + sgl.gen("idea", max_tokens=16, stop="\n"))
+        branch += sgl.assistant(f"Idea {number + 1}: " + sgl.gen("idea", max_tokens=24, stop="\n"))
         branch += sgl.user("Will this idea lead to the answer? Say yes or no.")
         branch += sgl.assistant(sgl.select("verdict", choices=["yes", "no"]))
     verdicts = [branch["verdict"] for branch in branches]

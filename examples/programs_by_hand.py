@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
-from examples.programs import EXAMPLES, TOOLS, TRAITS, use_tool
+from examples.programs import EXAMPLES, NUM_IDEAS, TOOLS, TRAITS, use_tool
 
 Messages = list[dict[str, str]]
 
@@ -50,13 +50,13 @@ async def tree_of_thought(hand: Hand, question: str) -> dict[str, Any]:
 
     async def branch(number: int) -> tuple[Messages, str]:
         idea = f"Idea {number + 1}: "
-        idea += await hand.chat([*start, _message("assistant", idea)], max_tokens=16, stop="\n")
+        idea += await hand.chat([*start, _message("assistant", idea)], max_tokens=24, stop="\n")
         messages = [*start, _message("assistant", idea)]
         messages.append(_message("user", "Will this idea lead to the answer? Say yes or no."))
         verdict = await hand.choose([*messages, _message("assistant", "")], ["yes", "no"])
         return [*messages, _message("assistant", verdict)], verdict
 
-    branches = await hand.all([branch(number) for number in range(3)])
+    branches = await hand.all([branch(number) for number in range(NUM_IDEAS)])
     messages = next((messages for messages, verdict in branches if verdict == "yes"), branches[0][0])
     messages = [*messages, _message("user", "Work it out and give the answer.")]
     return {"return": await hand.chat(messages, max_tokens=32)}
