@@ -2,7 +2,7 @@
 
 Starts two servers, one that guesses and one that does not, and runs the program of ``examples/chaired_judge.py`` on
 both in turn: alone, then many at the same time. The answers of both must be the same. ``--json FILE`` writes the
-figures.
+figures. Run it from the root of the repository as ``python -m benchmarks.speculation``.
 """
 
 from __future__ import annotations

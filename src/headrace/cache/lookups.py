@@ -11,13 +11,12 @@ from headrace.core.sequence import Sequence
 class PrefixCacheStats:
     """Counts that only grow: tokens looked up, those of them found, blocks evicted for want of room.
 
-    ``restored_tokens`` were found below the pool, in the host tier; ``hit_tokens`` in the pool itself, and
-    ``copied_tokens`` are those of them that were the beginning of a block.
+    ``restored_tokens`` were found below the pool, in the host tier; ``hit_tokens`` in the pool itself, whether the
+    sequence shares them or got a copy.
     """
 
     query_tokens: int = 0
     hit_tokens: int = 0
-    copied_tokens: int = 0
     restored_tokens: int = 0
     evicted_blocks: int = 0
 
@@ -45,7 +44,6 @@ class LookupMeter:
             num_hit = seq.num_shared_blocks * self._block_size + num_copied
             self.stats.query_tokens += num_tokens
             self.stats.hit_tokens += num_hit
-            self.stats.copied_tokens += num_copied
             self.stats.restored_tokens += seq.num_computed_tokens - num_hit
 
     def forget(self, seq_id: int) -> None:
