@@ -124,5 +124,19 @@ def test_openapi_describes_every_route_with_the_servers_own_types(server: Runnin
     chat = document["paths"]["/v1/chat/completions"]["post"]
     assert set(chat["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
     assert chat["summary"]
+    for path, first, second in (
+        (
+            "/v1/score",
+            {"$ref": "#/components/schemas/ScoreResponse"},
+            {"$ref": "#/components/schemas/PairScoreResponse"},
+        ),
+        (
+            "/generate",
+            {"$ref": "#/components/schemas/NativeResponse"},
+            {"type": "array", "items": {"$ref": "#/components/schemas/NativeResponse"}},
+        ),
+    ):
+        given = document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+        assert given == {"anyOf": [first, second]}
     references = re.findall(r'"#/components/schemas/(\w+)"', msgspec.json.encode(document).decode())
     assert set(references) <= set(schemas)

@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.server.errors import ErrorResponse
 from headrace.server.protocol_common import GenerationFields
-from headrace.server.routes import RouteSpec, Untyped
+from headrace.server.routes import RouteSpec, Shape, Untyped
 
 _REF = "#/components/schemas/{name}"
 _CONVERTOR = re.compile(r"\{(\w+):\w+\}")
@@ -22,15 +22,15 @@ Document = dict[str, Any]
 
 def openapi_document(routes: Sequence[RouteSpec]) -> Document:
     """The OpenAPI 3.1 description of ``routes``."""
-    structs: list[type[msgspec.Struct]] = [struct for route in routes for struct in _structs(route)]
-    structs.append(ErrorResponse)
-    schemas, components = msgspec.json.schema_components(structs, ref_template=_REF)
-    by_struct = dict(zip(structs, schemas, strict=True))
+    shapes: list[Shape] = [shape for route in routes for shape in (*_taken(route), *_given(route))]
+    shapes.append(ErrorResponse)
+    schemas, components = msgspec.json.schema_components(shapes, ref_template=_REF)
+    by_shape = dict(zip(shapes, schemas, strict=True))
     paths: dict[str, Document] = {}
     for route in routes:
         path = _CONVERTOR.sub(r"{\1}", route.path)
         for method in route.methods:
-            paths.setdefault(path, {})[method.lower()] = _operation(route, method, by_struct)
+            paths.setdefault(path, {})[method.lower()] = _operation(route, method, by_shape)
     return {
         "openapi": "3.1.0",
         "info": {"title": "headrace", "version": version("headrace")},
@@ -43,11 +43,17 @@ def openapi_document(routes: Sequence[RouteSpec]) -> Document:
     }
 
 
-def _structs(route: RouteSpec) -> tuple[type[msgspec.Struct], ...]:
-    return tuple(each for each in (route.takes, route.gives) if isinstance(each, type))
+def _taken(route: RouteSpec) -> tuple[Shape, ...]:
+    return () if route.takes is None else (route.takes,)
 
 
-def _operation(route: RouteSpec, method: str, schemas: dict[type[msgspec.Struct], Document]) -> Document:
+def _given(route: RouteSpec) -> tuple[Shape, ...]:
+    if isinstance(route.gives, Untyped):
+        return ()
+    return route.gives if isinstance(route.gives, tuple) else (route.gives,)
+
+
+def _operation(route: RouteSpec, method: str, schemas: dict[Shape, Document]) -> Document:
     summary = (route.handler.__doc__ or "").strip().split("\n")[0]
     name = re.sub(r"\W+", "_", route.path).strip("_")
     operation: Document = {
@@ -68,12 +74,13 @@ def _operation(route: RouteSpec, method: str, schemas: dict[type[msgspec.Struct]
     return operation
 
 
-def _success(route: RouteSpec, schemas: dict[type[msgspec.Struct], Document]) -> Document:
+def _success(route: RouteSpec, schemas: dict[Shape, Document]) -> Document:
     if route.gives is Untyped.NOTHING:
         return {"description": "Done"}
     if route.gives is Untyped.TEXT:
         return {"description": "Text", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    content = _json(schemas[route.gives])
+    given = [schemas[shape] for shape in _given(route)]
+    content = _json(given[0] if len(given) == 1 else {"anyOf": given})
     if route.takes is not None and issubclass(route.takes, GenerationFields):
         content["text/event-stream"] = {"schema": {"type": "string"}}
     return {"description": "The answer", "content": content}

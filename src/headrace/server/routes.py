@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -46,6 +47,7 @@ from headrace.server.protocol_root import (
     Version,
 )
 from headrace.server.scoring import (
+    PairScoreResponse,
     RerankRequest,
     RerankResponse,
     ScoreRequest,
@@ -66,15 +68,19 @@ class Untyped(enum.Enum):
     NOTHING = "nothing"
 
 
+Shape = Any
+"""A struct, or a list of them: what msgspec makes a schema of."""
+
+
 @dataclass(frozen=True, slots=True)
 class RouteSpec:
-    """One route. ``takes`` is its body, ``gives`` what a 200 holds."""
+    """One route. ``takes`` is its body, ``gives`` what a 200 holds: one of several where the request decides."""
 
     path: str
     methods: tuple[str, ...]
     handler: Handler
     takes: type[msgspec.Struct] | None = None
-    gives: type[msgspec.Struct] | Untyped = Untyped.NOTHING
+    gives: type[msgspec.Struct] | tuple[Shape, ...] | Untyped = Untyped.NOTHING
 
 
 ROUTES = (
@@ -83,11 +89,11 @@ ROUTES = (
     RouteSpec("/v1/programs", ("POST",), create_program_run, ProgramRequest, ProgramResponse),
     RouteSpec("/v1/decisions", ("POST",), create_decision, DecisionRequest, DecisionResponse),
     RouteSpec("/v1/systemone", ("POST",), create_system_one, SystemOneRequest, SystemOneResponse),
-    RouteSpec("/v1/score", ("POST",), create_score, ScoreRequest, ScoreResponse),
+    RouteSpec("/v1/score", ("POST",), create_score, ScoreRequest, (ScoreResponse, PairScoreResponse)),
     RouteSpec("/rerank", ("POST",), create_rerank, RerankRequest, RerankResponse),
     RouteSpec("/v1/rerank", ("POST",), create_rerank, RerankRequest, RerankResponse),
     RouteSpec("/v2/rerank", ("POST",), create_rerank, RerankRequest, RerankResponse),
-    RouteSpec("/generate", ("POST", "PUT"), create_native, NativeRequest, NativeResponse),
+    RouteSpec("/generate", ("POST", "PUT"), create_native, NativeRequest, (NativeResponse, list[NativeResponse])),
     RouteSpec("/get_model_info", ("GET",), show_model_info, gives=ModelInfo),
     RouteSpec("/model_info", ("GET",), show_model_info, gives=ModelInfo),
     RouteSpec("/server_info", ("GET",), show_server_info, gives=ServerInfo),
