@@ -221,8 +221,11 @@ class ManySequences(RuleBasedStateMachine):
             start = self.num_matched_tokens(seq, limit)
             wanted = content(seq, start + self.block_size)
             in_flight = {content(other, start + self.block_size) for other in self.live if self.computes(other, start)}
-            expected = self.caching and start < limit and wanted in in_flight
-            assert self.kv.is_being_computed(seq, seq.num_tokens - 1) == expected
+            is_coming = self.caching and start < limit and wanted in in_flight
+            if is_coming and start + self.block_size == limit and len(self.live) < 8:
+                is_coming = 2 * self.num_copyable_tokens(seq, start, seq.num_tokens - 1) < self.block_size
+            if len(self.live) < 8:  # no more running sequences are looked at
+                assert self.kv.is_being_computed(seq, seq.num_tokens - 1) == is_coming
 
     def computes(self, seq: Sequence, start: int) -> bool:
         """Whether the next block that a live sequence commits starts at ``start`` and was known when it last did."""

@@ -79,15 +79,19 @@ class OpenBlocks:
             return 0
         node = seq.prefix_node
         assert isinstance(node, RadixNode)
-        wanted = pack_tokens(seq.token_ids[start : min(limit, start + self._block_size)])
-        source = max(self._best_cached(node, wanted), self._best_running(seq, node, wanted), key=_num_tokens)
-        if source.num_tokens < self._min_tokens:
+        source = self._best_source(seq, node, start, limit)
+        if source is None:
             return 0
         if source.node is not None:
             tree.touch(source.node)
         self._sources[seq.seq_id] = source.block_id
         self._num_given[seq.seq_id] = start + source.num_tokens
         return source.num_tokens
+
+    def num_copyable(self, seq: Sequence, node: RadixNode, num_blocks: int, limit: int) -> int:
+        """How many tokens a waiting sequence could have copied after ``num_blocks`` blocks, which end at ``node``."""
+        source = self._best_source(seq, node, num_blocks * self._block_size, limit)
+        return 0 if source is None else source.num_tokens
 
     def take_source(self, seq: Sequence) -> int | None:
         """The block to copy, now that the sequence has one of its own."""
@@ -115,6 +119,12 @@ class OpenBlocks:
         tree.add_open_leaf(node, packed, own_ids[0])
         return replaced + own_ids[1:]
 
+    def _best_source(self, seq: Sequence, node: RadixNode, start: int, limit: int) -> _Source | None:
+        """The block with most of the tokens in ``[start, limit)`` of those after ``node``, if it has enough of them."""
+        wanted = pack_tokens(seq.token_ids[start : min(limit, start + self._block_size)])
+        source = max(self._best_cached(node, wanted), self._best_running(seq, node, start, wanted), key=_num_tokens)
+        return source if source.num_tokens >= self._min_tokens else None
+
     def _best_cached(self, node: RadixNode, wanted: bytes) -> _Source:
         """The cached block after ``node`` that begins most like ``wanted``."""
         best = _NONE
@@ -124,11 +134,11 @@ class OpenBlocks:
                 best = _Source(child.block_ids[0], num_tokens, child)
         return best
 
-    def _best_running(self, seq: Sequence, node: RadixNode, wanted: bytes) -> _Source:
+    def _best_running(self, seq: Sequence, node: RadixNode, start: int, wanted: bytes) -> _Source:
         """The block that another sequence is filling after ``node`` that begins most like ``wanted``."""
         best = _NONE
-        start = seq.num_shared_blocks * self._block_size
-        for other in islice(reversed(self._filling[node].values()), _MAX_RUNNING):
+        filling = self._filling.get(node, {})
+        for other in islice(reversed(filling.values()), _MAX_RUNNING):
             if other is not seq and self._has_computed(other):
                 computed = pack_tokens(other.token_ids[start : other.num_computed_tokens])
                 if (num_tokens := num_common_tokens(computed, wanted)) > best.num_tokens:

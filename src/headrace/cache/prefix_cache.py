@@ -99,8 +99,8 @@ class PrefixCache:
         """Whether the block a waiting sequence would compute first is the next one of an admitted sequence.
 
         If so, waiting for that one's ``commit`` saves computing the block twice. Only blocks that ``lock`` could then
-        find are considered: those within the first ``limit`` tokens.
-        Cost: O(tokens the cache holds of the sequence).
+        find are considered: those within the first ``limit`` tokens. Where that is the last of them and half of it can
+        be copied now, there is too little to wait for. Cost: O(tokens the cache holds of the sequence).
         """
         if not self.in_flight:
             return False
@@ -109,7 +109,11 @@ class PrefixCache:
         num_matched = len(match.block_ids)
         if num_matched == num_blocks or not match.ends_with_node:
             return False
-        return (match.node, self._packed_block(seq, num_matched)) in self.in_flight
+        if (match.node, self._packed_block(seq, num_matched)) not in self.in_flight:
+            return False
+        if num_matched + 1 < num_blocks:
+            return True
+        return 2 * self.open_blocks.num_copyable(seq, match.node, num_matched, limit) < self._block_size
 
     def release(self, seq: Sequence) -> list[int]:
         """Take back what a sequence shares, keeping what it computed; the blocks of its own that are nobody's now."""
