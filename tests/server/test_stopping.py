@@ -134,7 +134,7 @@ def test_one_cycle_of_every_way_to_stop_leaves_nothing(folder: Path) -> None:
 
 def test_a_log_that_nobody_reads_stops_nobody(folder: Path) -> None:
     """Two thousand lines of some sixty bytes are more than a pipe takes; nobody reads this one before the end."""
-    with served(folder) as server, httpx.Client(base_url=server.root, timeout=PATIENCE_S) as client:
+    with served(folder, "--log-requests") as server, httpx.Client(base_url=server.root, timeout=20) as client:
         for number in range(2000):
             assert client.get(f"/v1/models/none-of-this-name-{number}").status_code == 404
         assert client.get("/health").status_code == 200

@@ -56,6 +56,7 @@ FAULTS: Final = {
         f"{SUPERVISOR}an_engine_that_is_killed_ten_times_serves_after_each",
     ],
     "a full disk under the log": [f"{MACHINE}a_log_on_a_full_disk_stops_nobody"],
+    "a log that nobody reads": ["tests/server/test_stopping.py::test_a_log_that_nobody_reads_stops_nobody"],
     "a full disk under the caches": [
         "tests/engine/test_compiled_cache.py::test_what_cannot_be_kept_is_only_logged",
         "tests/engine/test_compiler.py::test_a_disk_that_is_too_small_is_found_out_before_writing",
