@@ -136,6 +136,16 @@ def test_tokens_do_not_depend_on_threads_being_kept_on_cpus(base_config, alone):
     engine.close()
 
 
+def test_more_pinned_threads_than_cpus_are_refused_before_anything_is_loaded(base_config):
+    class NothingLoaded(NullProgress):
+        def start(self, label: str, total: int | None, unit: object) -> None:
+            raise AssertionError("the weights are being loaded")
+
+    config = msgspec.structs.replace(base_config, pin_threads=True, threads=1000)
+    with pytest.raises(ConfigError, match="pin_threads"):
+        build_engine(config, NothingLoaded())
+
+
 def test_tokens_do_not_depend_on_what_the_cache_already_holds(base_config, alone):
     engine = build_engine(base_config, NullProgress())
     first = answers(engine, requests())

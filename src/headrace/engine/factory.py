@@ -212,9 +212,11 @@ def _mask_threads(config: EngineConfig) -> int:
 def _build_native(config: EngineConfig, found: FoundModel, progress: Progress, stages: _Stages) -> _Backend:
     from headrace.executor.native_executor import NativeExecutor, runtime_sizes
     from headrace.executor.native_model import build_program, choose_tuning, load_weights
+    from headrace.native.cpu_affinity import cpus_for
 
     model = found.model
     threads = num_threads(config)
+    cpus = cpus_for(threads) if config.pin_threads else []  # too few are refused before the weights are loaded
     with stages.timed("weights"), reported(progress, "weights") as report:
         weights = load_weights(found.source, model, config.dtype, threads, report)
     with stages.timed("tuning"):
@@ -223,8 +225,8 @@ def _build_native(config: EngineConfig, found: FoundModel, progress: Progress, s
     cache = kv_format(config.kv_cache_dtype, weights.choice)
     limits = resolve_limits(config, model, kv_token_bytes(model, cache), available_memory_bytes())
     executor = NativeExecutor(program, runtime_sizes(config, limits.num_blocks, limits.max_model_len, threads), cache)
-    if config.pin_threads:
-        executor.pin_threads()
+    if cpus:
+        executor.pin_threads(cpus)
     return _Backend(
         name="native",
         executor=executor,

@@ -7,6 +7,7 @@ or time beyond the length of a step.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,6 @@ from headrace.core.errors import ConfigError
 from headrace.core.forward_batch import ForwardBatch
 from headrace.core.request import TokenLogprobs
 from headrace.core.step import PendingMask, StepPlan, StepResult
-from headrace.native.cpu_affinity import cpus_for
 from headrace.native.operations import BLOCK_SIZE_STEP, KvFormat
 from headrace.native.program import NativeProgram, NativeRuntime, RuntimeSizes
 from headrace.native.sampler import NativeSampler
@@ -54,7 +54,6 @@ class NativeExecutor:
         self._sampler = NativeSampler(program.config.vocab_size, self._runtime.pool)
         self._block_size = sizes.block_size
         self._max_rows = sizes.max_sequences
-        self._num_threads = sizes.num_threads
 
     @property
     def num_blocks(self) -> int:
@@ -65,9 +64,9 @@ class NativeExecutor:
         """The KV memory, for copying whole blocks out of it and into it."""
         return self._runtime
 
-    def pin_threads(self) -> None:
-        """Keep each thread but the caller's on a CPU of its own. Raises ``ConfigError`` if there are too few."""
-        self._runtime.pin_threads(cpus_for(self._num_threads))
+    def pin_threads(self, cpus: Sequence[int]) -> None:
+        """Keep each thread but the caller's on one of ``cpus``, which are as many as there are threads."""
+        self._runtime.pin_threads(cpus)
 
     def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         started = time.perf_counter()
