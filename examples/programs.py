@@ -50,10 +50,10 @@ def tree_of_thought(s, question):
     Yao et al., "Tree of Thoughts" (2023), with five thoughts at one level.
     """
     s += sgl.system("You solve problems step by step.")
-    s += sgl.user(f"{question} Give one idea in a sentence.")
+    s += sgl.user(f"{question} Give one idea in two sentences.")
     branches = s.fork(NUM_IDEAS)
     for number, branch in enumerate(branches):
-        branch += sgl.assistant(f"Idea {number + 1}: " + sgl.gen("idea", max_tokens=24, stop="\n"))
+        branch += sgl.assistant(f"Idea {number + 1}: " + sgl.gen("idea", max_tokens=40))
         branch += sgl.user("Will this idea lead to the answer? Say yes or no.")
         branch += sgl.assistant(sgl.select("verdict", choices=["yes", "no"]))
     verdicts = [branch["verdict"] for branch in branches]
@@ -177,7 +177,7 @@ ESSAY = "Cities should plant more trees. Shade cools streets, roots hold rain, a
 ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     "multi_turn": {"first": "What is the capital of France?", "second": "And of Italy?"},
     "few_shot": {"review": "I would buy it again tomorrow"},
-    "tree_of_thought": {"question": "How many legs do three cats and two birds have?"},
+    "tree_of_thought": {"question": "How could a small town have less traffic?"},
     "self_consistency": {"question": "A box holds 12 eggs and 5 break. How many are left?"},
     "judge": {"essay": ESSAY},
     "extract_json": {"text": "Ada, the baker, hummed while the bread rose."},

@@ -45,12 +45,12 @@ async def few_shot(hand: Hand, review: str) -> dict[str, Any]:
 async def tree_of_thought(hand: Hand, question: str) -> dict[str, Any]:
     start = [
         _message("system", "You solve problems step by step."),
-        _message("user", f"{question} Give one idea in a sentence."),
+        _message("user", f"{question} Give one idea in two sentences."),
     ]
 
     async def branch(number: int) -> tuple[Messages, str]:
         idea = f"Idea {number + 1}: "
-        idea += await hand.chat([*start, _message("assistant", idea)], max_tokens=24, stop="\n")
+        idea += await hand.chat([*start, _message("assistant", idea)], max_tokens=40)
         messages = [*start, _message("assistant", idea)]
         messages.append(_message("user", "Will this idea lead to the answer? Say yes or no."))
         verdict = await hand.choose([*messages, _message("assistant", "")], ["yes", "no"])
