@@ -8,8 +8,8 @@ Starts a server with the prefix cache and one without, and runs on them, with an
 - 400 decisions about one input as one request and as chat calls, answered in words and as JSON: the middle one of
   some rounds.
 
-Prints ratios; ``--json FILE`` writes the figures. Takes a minute on two cores. Run it from the root of the repository as
-``python -m benchmarks.programs``.
+Prints ratios; ``--json FILE`` writes the figures. Takes a minute on two cores. Run it from the root of the repository
+as ``python -m benchmarks.programs``.
 """
 
 from __future__ import annotations
