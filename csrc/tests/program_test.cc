@@ -191,7 +191,7 @@ TEST("program: clearing a slot empties it in every layer and touches no other") 
 TEST("KV memory: a block's copy holds its keys, values and scales of every layer, and nothing else") {
   const TinyModel model(WeightFormat::kF32, 11);
   const auto program = PartsBuilder(model).Build().Build();
-  constexpr int kBlocks = 3, kBlockSize = 16;
+  constexpr int kBlocks = 4, kBlockSize = 16;
   for (const KvFormat format : kAllKvFormats) {
     KvMemory kv(program->shape(), format, kBlocks, kBlockSize);
     const size_t elements = size_t{kKvHeads} * kHeadDim * kBlockSize * KvElementBytes(format);
