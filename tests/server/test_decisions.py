@@ -91,6 +91,7 @@ def test_400_questions_compute_their_input_once(server: RunningServer) -> None:
     before = metric(server, "headrace_prompt_tokens_total"), metric(server, "headrace_prefix_cache_hit_tokens_total")
     questions = [{"type": "predicate", "instructions": f"Is it {number}?"} for number in range(400)]
     body = server.post("/v1/decisions", {"input": "x" * 300, "questions": questions}).json()
+    assert "answers" in body, body
     assert len(body["answers"]) == 400
     assert all(0.0 < answer["probability"] < 1.0 for answer in body["answers"])
     # the input, whole blocks of it, is there for every question but the first
