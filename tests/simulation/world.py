@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.core.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded
 from headrace.core.memory_pressure import MemoryState, PressureLevel
@@ -47,6 +47,7 @@ class FaultyExecutor(ContentExecutor):
     def execute(self, plan: StepPlan, token_mask: PendingMask | None) -> StepResult:
         error, self.next_error = self.next_error, None
         if error is not None and plan.scheduled:
+            super().execute(replace(plan, scheduled=()), None)  # blocks are moved before anything is computed
             raise error
         result = super().execute(plan, token_mask)
         for item in plan.scheduled:
