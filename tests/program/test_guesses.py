@@ -199,6 +199,30 @@ def test_a_program_that_is_ended_ends_its_guesses() -> None:
     assert backend.num_running == 0
 
 
+def test_a_program_that_is_ended_as_it_turns_out_which_guess_is_right_ends_them_all() -> None:
+    async def work() -> PaperBackend:
+        backend = PaperBackend(num_spare=2, hold_after=" thinks", favourites=frozenset({"good"}))
+        slow = backend._generate
+
+        async def never_a_letter(document: Document, call: Call, on_text: OnText | None) -> Generated:
+            if not document.text.endswith(" thinks"):
+                await asyncio.Event().wait()
+            return await slow(document, call, on_text)
+
+        backend._generate = never_a_letter  # type: ignore[method-assign]
+        run = Run(backend, SamplingChoice(), "p", speculation=Speculation())
+        start(CHAIRED, run, {})
+        await until(lambda: backend.num_running == 3)
+        backend.gate.set()
+        await until(lambda: run.usage.num_right_guesses == 1)  # what looks after the guesses has yet to begin
+        await run.cancel()
+        assert len(asyncio.all_tasks()) == 1
+        return backend
+
+    backend = asyncio.run(work())
+    assert (backend.num_running, backend.num_cancelled) == (0, 2)
+
+
 def test_a_running_program_branches_on_a_choice_made_in_a_fork() -> None:
     backend = PaperBackend(num_spare=2, favourites=frozenset({"bad"}))
 

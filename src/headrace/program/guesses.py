@@ -14,7 +14,7 @@ from headrace.core.errors import HeadraceError, ProgramError
 from headrace.program.captures import Capture
 from headrace.program.feed import Feed
 from headrace.program.ir import Branch, Select
-from headrace.program.run import Listeners, Run
+from headrace.program.run import Listeners
 from headrace.program.stream import Promise, Stream
 
 AppendCase = Callable[[Stream, str], None]
@@ -35,13 +35,10 @@ class Guesses:
         """Wait for the choice; meanwhile, once the text before the branch is there, begin what is worth it."""
         beginning = asyncio.ensure_future(self._begin())
         try:
-            capture = await asyncio.shield(chosen)
-            await _ended(beginning)
-        except BaseException:
-            await _ended(beginning)
-            await self._call_off(list(self._guesses.values()))
-            raise
-        return capture
+            return await asyncio.shield(chosen)
+        finally:
+            beginning.cancel()
+            await asyncio.gather(beginning, return_exceptions=True)
 
     def settle(self, choice: str, feed: Feed) -> Stream | None:
         """The text of the case that was begun for ``choice``, part of the program from now on, if there is one.
@@ -54,15 +51,14 @@ class Guesses:
         if right is not None and right.run.has_failed:  # in order it may be another matter: a guess can be refused
             self._guesses[choice] = right
             right = None
-        others = list(self._guesses.values())
-        run.usage.num_guesses += len(others) + (right is not None)
-        if others:
-            run.spawn(lambda: self._call_off(others), "")
+        run.usage.num_guesses += len(self._guesses) + (right is not None)
+        for other in self._guesses.values():
+            other.run.fail(ProgramError(f"the branch took the case {choice!r}"))
         if right is None:
             return None
         run.usage.num_right_guesses += 1
         right.become_certain(feed)
-        run.spawn(right.follow, "")
+        run.spawn(right.run.wait, "")
         return right.stream
 
     async def _begin(self) -> None:
@@ -84,9 +80,6 @@ class Guesses:
         known = {on.name: Capture(choice)} if on.name is not None else {}
         return (choice if isinstance(on, Select) else ""), known
 
-    async def _call_off(self, guesses: list[_Guess]) -> None:
-        await asyncio.gather(*(guess.run.cancel() for guess in guesses))
-
 
 class _Guess:
     """One case in a run of its own."""
@@ -95,14 +88,7 @@ class _Guess:
         self._parent = parent = before.run
         self._held: list[Callable[[], None]] | None = []
         wanted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.run = Run(
-            parent.backend,
-            parent.defaults,
-            parent.program_id,
-            Listeners(self._hear_text, self._keep),
-            parent.speculation,
-            wanted,
-        )
+        self.run = parent.guess(Listeners(self._hear_text, self._keep), wanted)
         self._wanted = wanted
         self.stream = before.supposing(self.run, text, known)
 
@@ -115,13 +101,6 @@ class _Guess:
         self._parent.usage.absorb(self.run.usage)
         self.run.usage = self._parent.usage
         self._wanted.set_result(None)
-
-    async def follow(self) -> None:
-        """Stay until it ends, or end it."""
-        try:
-            await self.run.wait()
-        finally:
-            await self.run.cancel()
 
     def _hear_text(self, path: str, text: str) -> None:
         self._do(lambda: self._parent.hear_text(path, text))
@@ -138,8 +117,3 @@ class _Guess:
 
 def _nothing() -> None:
     pass
-
-
-async def _ended(task: asyncio.Future[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

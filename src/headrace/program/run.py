@@ -93,6 +93,7 @@ class Run:
         self._promises: set[asyncio.Future[Any]] = set()
         self._captured: dict[str, object] = {}
         self._failure: ProgramError | None = None
+        self._guesses: list[Run] = []
 
     @property
     def is_guess(self) -> bool:
@@ -115,6 +116,15 @@ class Run:
     def captured(self) -> dict[str, object]:
         """Every capture so far by its path."""
         return dict(self._captured)
+
+    def guess(self, listeners: Listeners, wanted: asyncio.Future[None]) -> Run:
+        """A run of what may turn out to be no part of the program; it ends with this one at the latest."""
+        guess = Run(self.backend, self.defaults, self.program_id, listeners, self.speculation, wanted)
+        self._guesses = [each for each in self._guesses if each._unfinished()]
+        self._guesses.append(guess)
+        if self._failure is not None:
+            guess.fail(self._failure)
+        return guess
 
     def promise(self) -> asyncio.Future[Any]:
         """A future that fails with the run."""
@@ -145,7 +155,7 @@ class Run:
             self._listeners.on_capture(path, capture)
 
     def fail(self, error: ProgramError) -> None:
-        """End the run: what waits for it gets ``error``, what runs is cancelled. The first failure counts."""
+        """End the run and its guesses: what waits gets ``error``, what runs is cancelled. The first failure counts."""
         if self._failure is not None:
             return
         self._failure = error
@@ -153,20 +163,25 @@ class Run:
             _break(future, error)
         for task in list(self._tasks):
             task.cancel()
+        for guess in self._guesses:  # here and not in a task of theirs: one that has yet to begin would never run
+            guess.fail(error)
 
     async def wait(self) -> None:
         """Wait for all work. Raises ``ProgramError`` if the run failed."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        while tasks := self._unfinished():
+            await asyncio.wait(tasks)
         if self._failure is not None:
             raise self._failure
 
     async def cancel(self) -> None:
         """End what still runs and wait until it has; a run that is over is left as it is."""
-        if self._tasks:
+        if self._unfinished():
             self.fail(ProgramError("the program was cancelled", captures=self.captured))
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        while tasks := self._unfinished():
+            await asyncio.wait(tasks)
+
+    def _unfinished(self) -> set[asyncio.Task[None]]:
+        return self._tasks.union(*(guess._unfinished() for guess in self._guesses))
 
     async def _guarded(self, work: Work, where: str) -> None:
         try:
