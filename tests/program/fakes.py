@@ -23,11 +23,13 @@ def length_of(document: Document) -> str:
 
 @dataclass
 class PaperBackend:
-    """``answer`` writes; a call whose document's transcript ends with ``hold_after`` waits for ``gate``."""
+    """``answer`` writes; a call whose document's transcript ends with ``hold_after`` waits for ``gate``, which opens by
+    itself when ``opens_at`` calls run."""
 
     answer: Callable[[Document], str] = length_of
     favourites: frozenset[str] = frozenset()
     hold_after: str | None = None
+    opens_at: int | None = None
     fail_after: str | None = None
     calls: list[tuple[Document, Call]] = field(default_factory=list)
     scored: list[tuple[Document, tuple[str, ...]]] = field(default_factory=list)
@@ -43,6 +45,8 @@ class PaperBackend:
         self.calls.append((document, call))
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
+        if self.num_running == self.opens_at:
+            self.gate.set()
         try:
             return await self._generate(document, call, on_text)
         except asyncio.CancelledError:

@@ -80,14 +80,15 @@ def test_branches_of_a_fork_run_at_the_same_time(runtime: Runtime, backend: Pape
     def program(s):
         s += "start"
         forks = s.fork(5)
-        forks += lambda i: f" {i}" + gen("x")
+        forks += lambda i: f" {i}:" + gen("x")
         forks.join()
         s += str(s["x"])
 
+    backend.hold_after, backend.opens_at = ":", 5  # none ends before all have begun
     state = program.run(backend=runtime)
     assert backend.most_running == 5
-    assert state["x"] == ["<7>"] * 5
-    assert state.text() == "start" + str(["<7>"] * 5)
+    assert state["x"] == ["<8>"] * 5
+    assert state.text() == "start" + str(["<8>"] * 5)
 
 
 def test_a_fork_starts_from_what_is_still_being_generated(runtime: Runtime, backend: PaperBackend) -> None:
