@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import msgspec
 import pytest
 
 from headrace.scheduler.cost_model import StepCostModel, StepCosts, StepFeatures, chunk_pairs
+from headrace.scheduler.step_budget import BatchLoad, StepBudget
 
 MACHINE = StepCosts(fixed_s=0.02, num_free_tokens=16, token_s=5e-4, decode_s=2e-4, context_s=1e-7, pair_s=2e-8)
 
@@ -111,3 +113,26 @@ def test_durations_that_mean_nothing_are_ignored(seconds):
     model.observe(StepFeatures(1, 10, 0, 0), seconds)
     assert model.costs == MACHINE
     assert model.num_observed == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_step_is_thought_to_take_no_time_whatever_was_observed(seed):
+    """A fit of few and disturbed steps can say that everything is for nothing."""
+    rng, model = random.Random(seed), StepCostModel()
+    for _ in range(60):
+        num_decodes, num_new = rng.choice([0, 1, 5]), rng.choice([4, 16, 64])
+        features = StepFeatures(num_decodes, 20 * num_decodes, num_new, chunk_pairs(0, num_new))
+        model.observe(features, rng.choice([1.0, 1.0, 300.0]) * rng.uniform(1e-4, 3e-4))
+        check_that_time_passes(model.costs)
+
+
+def test_time_passes_on_a_machine_that_costs_nothing():
+    check_that_time_passes(StepCosts(fixed_s=0.0, num_free_tokens=256.0, token_s=0.0))
+
+
+def check_that_time_passes(costs):
+    assert costs.predict(StepFeatures(1, 1, 0, 0)) > 0
+    assert costs.predict(StepFeatures(0, 0, 5, 15)) > 0
+    load = BatchLoad([], [], 0, math.inf, math.inf, 0.0)
+    for max_num_tokens in (0, 512):
+        assert math.isfinite(StepBudget(costs, load, max_num_tokens, 0.01).steady_rate())

@@ -122,9 +122,13 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def decodes_s(self, num_decodes: int, decode_context: int) -> float:
-        """Seconds of a step that computes one token of each of ``num_decodes`` sequences and nothing else."""
+        """Seconds of a step that computes one token of each of ``num_decodes`` sequences and nothing else.
+
+        Never 0: a fit of few steps can say so, and rates are divided by it.
+        """
         over = max(num_decodes - self.num_free_tokens, 0.0)
-        return self.fixed_s + self.token_s * over + self.decode_s * num_decodes + self.context_s * decode_context
+        seconds = self.fixed_s + self.token_s * over + self.decode_s * num_decodes + self.context_s * decode_context
+        return max(seconds, _MIN_SECONDS)
 
     def chunk_s(self, num_decodes: int, num_new_tokens: int, chunk_context: int) -> float:
         """Seconds that ``num_new_tokens`` add to a step with ``num_decodes``."""
