@@ -20,6 +20,7 @@ struct Kernels {
   void (*norm_row)(const float* x, const float* weight, float eps, int size, float* out);
   void (*quantize_row)(const float* x, int size, QuantizedRow out);
   void (*gate_row)(const float* gate, const float* up, Activation activation, int size, float* out);
+  void (*store_row)(const RotaryTask& task, const KvView& kv, int slot, const float* qkv);
   void (*rotate_and_store)(const RotaryTask& task, const KvView& kv, int slot, const float* cosines, const float* sines,
                            float* qkv);
   // ops/attention.inl

@@ -250,10 +250,10 @@ NB_MODULE(_native, m) {
           "run",
           [](const BoundProgram& self, const Array1<int32_t>& input_ids, const Array1<int32_t>& positions,
              const Array1<int32_t>& slot_mapping, const Array1<int32_t>& query_start, const Array1<int32_t>& seq_lens,
-             const Array2<int32_t>& block_tables, const KvMemory& kv, ThreadPool& pool, Workspace& workspace,
-             const OutArray1<uint8_t>& is_finite) {
+             const Array2<int32_t>& block_tables, const Array1<int32_t>& joined_rows, const Array1<int32_t>& joined_slots,
+             const KvMemory& kv, ThreadPool& pool, Workspace& workspace, const OutArray1<uint8_t>& is_finite) {
             const BatchView batch{Span(input_ids), Span(positions), Span(slot_mapping), Span(query_start), Span(seq_lens),
-                                  {block_tables.data(), block_tables.size()}};
+                                  {block_tables.data(), block_tables.size()}, Span(joined_rows), Span(joined_slots)};
             Require(block_tables.shape(0) == seq_lens.shape(0), "block_tables has a row per sequence");
             std::string problem;
             {
@@ -263,8 +263,8 @@ NB_MODULE(_native, m) {
             Raise(problem);
           },
           ArrayArg("input_ids"), ArrayArg("positions"), ArrayArg("slot_mapping"), ArrayArg("query_start"),
-          ArrayArg("seq_lens"), ArrayArg("block_tables"), nb::arg("kv"), nb::arg("pool"), nb::arg("workspace"),
-          ArrayArg("is_finite"))
+          ArrayArg("seq_lens"), ArrayArg("block_tables"), ArrayArg("joined_rows"), ArrayArg("joined_slots"),
+          nb::arg("kv"), nb::arg("pool"), nb::arg("workspace"), ArrayArg("is_finite"))
       .def(
           "head",
           [](const BoundProgram& self, const Array1<int32_t>& rows, ThreadPool& pool, Workspace& workspace,

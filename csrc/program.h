@@ -74,6 +74,7 @@ struct BatchView {
   std::span<const int32_t> query_start;                         // [B + 1]
   std::span<const int32_t> seq_lens;                            // [B]
   std::span<const int32_t> block_tables;                        // [B, M]
+  std::span<const int32_t> joined_rows, joined_slots;           // [J]
 
   int num_tokens() const { return static_cast<int>(input_ids.size()); }
   int num_sequences() const { return static_cast<int>(seq_lens.size()); }

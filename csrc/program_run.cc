@@ -68,6 +68,9 @@ std::string Program::BatchProblem(const BatchView& batch, const KvMemory& kv) co
   }
   if (!all_in(batch.input_ids, shape_.vocab_size)) return "a token id is out of bounds";
   if (!all_in(batch.slot_mapping, int64_t{kv.num_blocks()} * kv.block_size())) return "a slot is out of bounds";
+  if (batch.joined_rows.size() != batch.joined_slots.size()) return "joined_rows and joined_slots do not agree in length";
+  if (!all_in(batch.joined_rows, batch.num_tokens())) return "a joined row is out of bounds";
+  if (!all_in(batch.joined_slots, int64_t{kv.num_blocks()} * kv.block_size())) return "a joined slot is out of bounds";
   if (!all_in(batch.block_tables, kv.num_blocks())) return "a block id is out of bounds";
   if (!all_in(batch.positions, int64_t{1} << 31)) return "a position is negative";
   if (batch.query_start.front() != 0 || batch.query_start.back() != batch.num_tokens()) return "query_start is wrong";
@@ -277,6 +280,11 @@ void Program::RotateStore(const Operation& op, const Context& context) const {
     const float* cosines = table + row * half;
     kernels_.rotate_and_store(task, kv, context.batch->slot_mapping[row], cosines, cosines + max_tokens * half,
                               context.FloatRow(op.input, row));
+  });
+  const std::span<const int32_t> rows = context.batch->joined_rows;
+  if (rows.empty()) return;
+  ForRows(context.pool, static_cast<int>(rows.size()), [&](int index, int) {
+    kernels_.store_row(task, kv, context.batch->joined_slots[index], context.FloatRow(op.input, rows[index]));
   });
 }
 

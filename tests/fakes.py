@@ -11,7 +11,7 @@ import numpy as np
 from headrace.core.request import Request, TokenLogprobs
 from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import DEFAULT_CLASS, NO_TARGETS, ServiceLevel
-from headrace.core.step import BlockTransfer, PendingMask, StepPlan, StepResult, TransferKind
+from headrace.core.step import BlockTransfer, PendingMask, ScheduledSequence, StepPlan, StepResult, TransferKind
 
 
 class ManualClock:
@@ -73,6 +73,8 @@ class ContentExecutor:
             for position, token_id in enumerate(item.token_ids, item.start):
                 block_id = item.block_ids[position // self.block_size]
                 self._slots[block_id, position % self.block_size] = token_id
+        for item in plan.scheduled:
+            self._join(plan, item)
         result = StepResult(sampled_token_ids=[], elapsed_s=self.step_s, failed_transfers=tuple(failed_transfers))
         for item in plan.scheduled:
             content = self._slots[item.block_ids].reshape(-1)[: item.end]
@@ -96,6 +98,16 @@ class ContentExecutor:
         """A log-probability of each named token that depends on everything before it."""
         top = tuple((each, -1.0 - next_token([*content, each], 100)) for each in token_ids)
         return TokenLogprobs(token_ids[0], top[0][1], 1, top)
+
+    def _join(self, plan: StepPlan, item: ScheduledSequence) -> None:
+        """Write what the plan computes for others to the slots of a sequence that begins with it."""
+        others = {other.seq_id: other for other in plan.scheduled}
+        for joined in item.joined:
+            other = others[joined.seq_id]
+            assert other.start <= joined.start < joined.end <= min(other.end, item.start)
+            for position in range(joined.start, joined.end):
+                block_id = item.block_ids[position // self.block_size]
+                self._slots[block_id, position % self.block_size] = other.token_ids[position - other.start]
 
     def close(self) -> None:
         self._slots = np.empty((0, 0), dtype=np.int64)

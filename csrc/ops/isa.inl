@@ -17,6 +17,7 @@ const Kernels kKernels = {
     .norm_row = NormRow,
     .quantize_row = QuantizeRow,
     .gate_row = GateRow,
+    .store_row = StoreRow,
     .rotate_and_store = RotateAndStore,
     .attend_unit = AttendUnit,
     .finish_unit = FinishUnit,

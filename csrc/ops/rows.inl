@@ -162,22 +162,30 @@ inline void WriteHead(const KvView& kv, int block, int offset, int head, const f
   }
 }
 
-// Norm, rotation and cache write of one token. `qkv` is the token's queries, keys and values side by side; the
-// queries are left there rotated and scaled.
+// Cache write of one token whose keys in `qkv` are rotated.
+void StoreRow(const RotaryTask& task, const KvView& kv, int slot, const float* qkv) {
+  const float* keys = qkv + task.num_heads * task.head_dim;
+  const float* values = keys + task.num_kv_heads * task.head_dim;
+  const int block = slot / kv.block_size, offset = slot % kv.block_size;
+  for (int head = 0; head < task.num_kv_heads; ++head) {
+    WriteHead(kv, block, offset, head, keys + head * task.head_dim, values + head * task.head_dim);
+  }
+}
+
+// Norm, rotation and cache write of one token. `qkv` is the token's queries, keys and values side by side; queries
+// and keys are left there rotated, the queries scaled.
 void RotateAndStore(const RotaryTask& task, const KvView& kv, int slot, const float* cosines, const float* sines,
                     float* qkv) {
   float* keys = qkv + task.num_heads * task.head_dim;
-  const float* values = keys + task.num_kv_heads * task.head_dim;
   NormHeads(task, task.query_norm, task.num_heads, qkv);
   NormHeads(task, task.key_norm, task.num_kv_heads, keys);
   for (int head = 0; head < task.num_heads; ++head) {
     RotateHead(task, cosines, sines, task.query_scale, qkv + head * task.head_dim);
   }
-  const int block = slot / kv.block_size, offset = slot % kv.block_size;
   for (int head = 0; head < task.num_kv_heads; ++head) {
     RotateHead(task, cosines, sines, 1.0f, keys + head * task.head_dim);
-    WriteHead(kv, block, offset, head, keys + head * task.head_dim, values + head * task.head_dim);
   }
+  StoreRow(task, kv, slot, qkv);
 }
 
 }  // namespace headrace::HEADRACE_ISA

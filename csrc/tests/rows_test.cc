@@ -207,31 +207,35 @@ void CheckRotateAndStore(const Kernels& kernels, const RotaryCase& c, KvFormat f
     }
     std::vector<float> qkv = before;
     kernels.rotate_and_store(task, kv.view, slot, cosines.data(), sines.data(), qkv.data());
+    const int other_slot = (slot + 7) % (3 * block_size);
+    kernels.store_row(task, kv.view, other_slot, qkv.data());
     const std::vector<double> expected = NaiveRotated(c, task, before, cosines, sines);
     const auto where = [&](int head, int d) {
       return Where(kernels.name, "head_dim", c.head_dim, "format", static_cast<int>(format), "slot", slot, head, d);
     };
     for (int i = 0; i < c.num_heads * c.head_dim; ++i) CHECK_NEAR(qkv[i], expected[i], 2e-6 * 10, where(0, i));
-    const int block = slot / block_size, offset = slot % block_size;
-    for (int head = 0; head < c.num_kv_heads; ++head) {
-      const double* key = expected.data() + (c.num_heads + head) * c.head_dim;
-      const double* value = expected.data() + (c.num_heads + c.num_kv_heads + head) * c.head_dim;
-      const double key_max =
-          *std::max_element(key, key + c.head_dim, [](double a, double b) { return std::fabs(a) < std::fabs(b); });
-      const double value_max =
-          *std::max_element(value, value + c.head_dim, [](double a, double b) { return std::fabs(a) < std::fabs(b); });
-      for (int d = 0; d < c.head_dim; ++d) {
-        const auto tolerance = [&](double x, double largest) {
-          return 2e-5 + (format == KvFormat::kF16    ? std::fabs(x) / 2048
-                         : format == KvFormat::kBf16 ? std::fabs(x) / 256
-                         : format == KvFormat::kInt8 ? std::fabs(largest) / 253
-                                                     : 0);
-        };
-        CHECK_NEAR(kv.Key(block, head, d, offset), key[d], tolerance(key[d], key_max), where(head, d));
-        CHECK_NEAR(kv.Value(block, head, d, offset), value[d], tolerance(value[d], value_max), where(head, d));
+    for (const int written : {slot, other_slot}) {
+      const int block = written / block_size, offset = written % block_size;
+      for (int head = 0; head < c.num_kv_heads; ++head) {
+        const double* key = expected.data() + (c.num_heads + head) * c.head_dim;
+        const double* value = expected.data() + (c.num_heads + c.num_kv_heads + head) * c.head_dim;
+        const double key_max =
+            *std::max_element(key, key + c.head_dim, [](double a, double b) { return std::fabs(a) < std::fabs(b); });
+        const double value_max =
+            *std::max_element(value, value + c.head_dim, [](double a, double b) { return std::fabs(a) < std::fabs(b); });
+        for (int d = 0; d < c.head_dim; ++d) {
+          const auto tolerance = [&](double x, double largest) {
+            return 2e-5 + (format == KvFormat::kF16    ? std::fabs(x) / 2048
+                           : format == KvFormat::kBf16 ? std::fabs(x) / 256
+                           : format == KvFormat::kInt8 ? std::fabs(largest) / 253
+                                                       : 0);
+          };
+          CHECK_NEAR(kv.Key(block, head, d, offset), key[d], tolerance(key[d], key_max), where(head, d));
+          CHECK_NEAR(kv.Value(block, head, d, offset), value[d], tolerance(value[d], value_max), where(head, d));
+        }
       }
+      kv.MarkWritten(written);
     }
-    kv.MarkWritten(slot);
   }
   CHECK(kv.OtherSlotsHoldSentinel(), kernels.name, static_cast<int>(format));
 }

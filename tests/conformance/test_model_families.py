@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.core.step import JoinedTokens
 from tests.model.paged_run import PagedRun, load_model
 from tests.model.tiny_families import FAMILY_CASES, VOCAB_SIZE, make_model, reference_logits, save_model
 from tests.model.tiny_gguf import write_gguf
@@ -90,6 +91,15 @@ def test_rows_do_not_depend_on_the_sequences_beside_them(pair: Pair) -> None:
     steps = [{0: [token], 1: [token], 2: [token], 3: [token]} for token in FIRST[17:25]]
     expected = torch.cat([alone.step({0: step[0]})[0] for step in steps])
     assert_close(torch.cat([crowded.step(step)[0] for step in steps]), expected)
+
+
+def test_a_sequence_begins_with_what_the_same_step_computes_for_others(pair: Pair) -> None:
+    run = pair.run()
+    run.join(1, JoinedTokens(0, 0, 9))
+    run.join(2, JoinedTokens(0, 0, 9), JoinedTokens(1, 9, 12))
+    parts = run.step({0: [*FIRST[:9], 1], 1: [*FIRST[9:12], 2], 2: FIRST[12:20]})
+    logits = [parts[2], *(run.step({0: [3], 2: [token]})[2] for token in FIRST[20:])]
+    assert_close(torch.cat(logits), pair.first[12:])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.forward_batch import ForwardBatch
 from headrace.core.sampling import SamplingParams
-from headrace.core.step import SampleSpec, ScheduledSequence, StepPlan
+from headrace.core.step import JoinedTokens, SampleSpec, ScheduledSequence, StepPlan
 
 
 def _scheduled(
@@ -39,6 +40,22 @@ def test_a_small_plan_is_flattened_as_on_paper() -> None:
     assert batch.num_sequences == 3
 
 
+def test_joined_tokens_are_the_rows_of_those_who_compute_them_and_the_slots_of_those_who_join() -> None:
+    joined = (JoinedTokens(7, 4, 6), JoinedTokens(8, 6, 7))
+    plan = StepPlan(
+        step_id=1,
+        scheduled=(
+            _scheduled(7, [11, 12, 13], start=3, block_ids=[5, 2]),
+            msgspec.structs.replace(_scheduled(9, [31], start=7, block_ids=[1, 6]), joined=joined),
+            _scheduled(8, [21, 22], start=6, block_ids=[5, 9], samples=True),
+        ),
+    )
+    batch = ForwardBatch.from_plan(plan, block_size=4)
+    assert batch.joined_rows.tolist() == [1, 2, 4]
+    assert batch.joined_slots.tolist() == [6 * 4 + 0, 6 * 4 + 1, 6 * 4 + 2]
+    assert batch.slot_mapping.tolist() == [5 * 4 + 3, 2 * 4, 2 * 4 + 1, 6 * 4 + 3, 9 * 4 + 2, 9 * 4 + 3]
+
+
 def test_every_array_is_int32() -> None:
     batch = ForwardBatch.from_plan(StepPlan(1, (_scheduled(1, [1, 2], 0, [0], samples=True),)), block_size=16)
     arrays = (
@@ -49,6 +66,8 @@ def test_every_array_is_int32() -> None:
         batch.seq_lens,
         batch.block_tables,
         batch.logit_rows,
+        batch.joined_rows,
+        batch.joined_slots,
     )
     assert {array.dtype for array in arrays} == {np.dtype(np.int32)}
 

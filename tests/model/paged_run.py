@@ -13,7 +13,7 @@ from torch import Tensor
 from headrace.checkpoint.open import open_checkpoint
 from headrace.core.forward_batch import ForwardBatch
 from headrace.core.model_config import ModelConfig
-from headrace.core.step import ScheduledSequence, StepPlan
+from headrace.core.step import JoinedTokens, ScheduledSequence, StepPlan
 from headrace.model.config_parser import parse_model_config
 from headrace.model.kv_memory import PagedKVMemory
 from headrace.model.torch_batch import TorchBatch
@@ -40,6 +40,7 @@ class PagedRun:
         self.kv = PagedKVMemory(config, num_blocks, block_size, model.dtype)
         self._free = np.random.default_rng(seed).permutation(num_blocks).tolist()
         self._rows: dict[int, Row] = {}
+        self._joined: dict[int, tuple[JoinedTokens, ...]] = {}
 
     def step(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
         """Append each sequence's tokens in one batch; the logits of all its new rows, ``[n, vocab_size]``."""
@@ -53,6 +54,11 @@ class PagedRun:
         logits = self.model.logits(self._hidden(chunks)[last_rows])
         return dict(zip(chunks, logits.argmax(dim=-1).tolist(), strict=True))
 
+    def join(self, seq_id: int, *parts: JoinedTokens) -> None:
+        """Have a new sequence begin, in the next step, with what that computes for others."""
+        self._joined[seq_id] = parts
+        self._rows[seq_id] = Row(num_computed=parts[-1].end)
+
     def _hidden(self, chunks: Mapping[int, Sequence[int]]) -> Tensor:
         plan = StepPlan(0, tuple(self._schedule(seq_id, tokens) for seq_id, tokens in chunks.items()))
         batch = ForwardBatch.from_plan(plan, self.kv.block_size)
@@ -64,7 +70,8 @@ class PagedRun:
         while len(row.block_ids) * self.kv.block_size < end:
             row.block_ids.append(self._free.pop())
         row.num_computed = end
-        return ScheduledSequence(seq_id, tokens, start, np.array(row.block_ids, np.int32))
+        joined = self._joined.pop(seq_id, ())
+        return ScheduledSequence(seq_id, tokens, start, np.array(row.block_ids, np.int32), joined=joined)
 
 
 def load_model(path: Path, dtype: torch.dtype = torch.float32) -> tuple[Transformer, ModelConfig]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.forward_batch import ForwardBatch
-from headrace.core.step import ScheduledSequence, StepPlan
+from headrace.core.step import JoinedTokens, ScheduledSequence, StepPlan
 from headrace.native.operations import KvFormat
 from headrace.native.program import NativeProgram, NativeRuntime, RuntimeSizes
 
@@ -45,6 +45,7 @@ class NativeRun:
         self.slots: dict[int, NDArray[np.int32]] = {}
         self._free = np.random.default_rng(0).permutation(num_blocks).tolist()
         self._rows: dict[int, Row] = {}
+        self._joined: dict[int, tuple[JoinedTokens, ...]] = {}
         self._max_rows = sizes.max_sequences
 
     def step(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, Float32Array]:
@@ -69,6 +70,11 @@ class NativeRun:
         logits = self.runtime.logits(batch.query_start[1:] - np.int32(1))
         return dict(zip(chunks, logits.argmax(axis=1).tolist(), strict=True))
 
+    def join(self, seq_id: int, *parts: JoinedTokens) -> None:
+        """Have a new sequence begin, in the next step, with what that computes for others."""
+        self._joined[seq_id] = parts
+        self._rows[seq_id] = Row(num_computed=parts[-1].end)
+
     def _forward(self, chunks: Mapping[int, Sequence[int]]) -> ForwardBatch:
         plan = StepPlan(0, tuple(self._schedule(seq_id, tokens) for seq_id, tokens in chunks.items()))
         batch = ForwardBatch.from_plan(plan, BLOCK_SIZE)
@@ -82,4 +88,5 @@ class NativeRun:
         while len(row.block_ids) * BLOCK_SIZE < end:
             row.block_ids.append(self._free.pop())
         row.num_computed = end
-        return ScheduledSequence(seq_id, tokens, start, np.array(row.block_ids, np.int32))
+        joined = self._joined.pop(seq_id, ())
+        return ScheduledSequence(seq_id, tokens, start, np.array(row.block_ids, np.int32), joined=joined)

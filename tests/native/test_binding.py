@@ -52,6 +52,8 @@ def test_right_arguments_are_taken(fuzz: Fuzz) -> None:
         ("query_start", np.int64),
         ("seq_lens", np.int16),
         ("block_tables", np.int64),
+        ("joined_rows", np.int64),
+        ("joined_slots", np.uint32),
         ("is_finite", np.int32),
     ],
 )
@@ -81,6 +83,10 @@ def test_an_output_that_could_not_be_written_in_place_is_refused(fuzz: Fuzz) -> 
         ("slot_mapping", 7, -1, "slot"),
         ("block_tables", (1, 1), 12, "block id"),
         ("block_tables", (0, 0), -1, "block id"),
+        ("joined_rows", 0, 15, "joined row"),
+        ("joined_rows", 2, -1, "joined row"),
+        ("joined_slots", 1, 12 * 16, "joined slot"),
+        ("joined_slots", 1, -1, "joined slot"),
         ("query_start", 0, 1, "query_start"),
         ("query_start", 3, 14, "query_start"),
         ("query_start", 1, 15, "sequence's length"),
@@ -98,7 +104,9 @@ def test_a_wrong_number_is_refused_with_what_it_is(
 
 
 def test_lengths_that_do_not_agree_are_refused(fuzz: Fuzz) -> None:
-    for name in ("input_ids", "positions", "slot_mapping", "query_start", "seq_lens", "is_finite", "block_tables"):
+    for name, array in fuzz.batch().items():
+        if not isinstance(array, np.ndarray):
+            continue
         batch = fuzz.batch()
         batch[name] = batch[name][:-1].copy()
         with pytest.raises(ValueError, match=r"agree in length|row per sequence|query_start|out of bounds"):

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from headrace.core.model_config import ModelConfig
+from headrace.core.step import JoinedTokens, ScheduledSequence, StepPlan
+from headrace.executor.native_executor import NativeExecutor
 from headrace.native import _native
 from headrace.native.operations import KvFormat, WeightFormat
 from headrace.native.packing import PackedWeight
@@ -113,6 +115,21 @@ def test_a_sequence_that_goes_wrong_says_so_and_disturbs_no_other() -> None:
 
 
 @pytest.mark.parametrize("kv_format", KvFormat)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_sequence_begins_with_what_the_same_step_computes_for_others(shape: str, kv_format: KvFormat) -> None:
+    program = build(SHAPES[shape])
+    alone = NativeRun(program, kv_format)
+    expected = alone.step({0: [*TOKENS[:19], 3, 4]})[0][18:]
+    more = alone.step({0: [8]})[0]
+    run = NativeRun(program, kv_format, num_threads=2)
+    run.join(1, JoinedTokens(0, 0, 17))
+    run.join(2, JoinedTokens(0, 0, 17), JoinedTokens(1, 17, 18))
+    logits = run.step({0: [*TOKENS[:17], 9], 1: [*TOKENS[17:18], 7], 2: [*TOKENS[18:19], 3, 4]})
+    assert np.array_equal(logits[2], expected)
+    assert np.array_equal(run.step({0: [5], 2: [8], 1: [6]})[2], more)
+
+
+@pytest.mark.parametrize("kv_format", KvFormat)
 def test_cleared_slots_hold_no_nan_for_those_who_look_at_them_later(kv_format) -> None:
     run = NativeRun(with_broken_embedding(SHAPES["llama"], token_id=5), kv_format)
     run.step({0: [5, 5, 5]})
@@ -122,6 +139,18 @@ def test_cleared_slots_hold_no_nan_for_those_who_look_at_them_later(kv_format) -
     run.runtime.clear_slots(np.concatenate([broken_slots, run.slots[0]]))
     run.step({0: [7]})
     assert run.is_finite == {0: True}
+
+
+def test_what_was_joined_is_cleared_with_the_sequence_that_went_wrong() -> None:
+    program = with_broken_embedding(SHAPES["llama"], token_id=5)
+    executor = NativeExecutor(program, RuntimeSizes(4, BLOCK_SIZE, 64, 4, 64, 1), KvFormat.F32)
+    first = ScheduledSequence(0, [1, 5, 2], 0, np.array([1], np.int32))
+    second = ScheduledSequence(1, [7], 2, np.array([3], np.int32), joined=(JoinedTokens(0, 0, 2),))
+    result = executor.execute(StepPlan(1, (first, second)), None)
+    assert set(result.failed) == {0, 1}
+    contents = executor.block_memory.host_arena(4)
+    executor.block_memory.copy_out(np.arange(4, dtype=np.int32), contents, np.arange(4, dtype=np.int32))
+    assert np.isfinite(contents.view(np.float32)).all()
 
 
 def test_slots_are_cleared_all_or_none() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -23,7 +23,8 @@ class ForwardBatch:
     blocks ``block_tables[b, : ceil(seq_lens[b] / block_size)]``. A row of the table is filled up with its own
     last block: what a kernel reads too far, under a mask, never belongs to somebody else, whose NaN a mask
     would not hold back.
-    ``logit_rows`` are the rows whose logits choose a next token, in plan order.
+    ``logit_rows`` are the rows whose logits choose a next token, in plan order. Keys and values of row
+    ``joined_rows[j]`` go to slot ``joined_slots[j]`` as well, before anything attends in that layer.
     """
 
     input_ids: Int32Array  # [T]
@@ -33,6 +34,8 @@ class ForwardBatch:
     seq_lens: Int32Array  # [B]
     block_tables: Int32Array  # [B, M]
     logit_rows: Int32Array  # [S]
+    joined_rows: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))  # [J]
+    joined_slots: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))  # [J]
 
     @property
     def num_tokens(self) -> int:
@@ -67,6 +70,7 @@ class ForwardBatch:
         slot_mapping = block_tables[sequence_of_token, positions // block_size] * np.int32(block_size)
         slot_mapping += positions % block_size
 
+        joined_rows, joined_slots = _joined(plan, block_size, query_start)
         sampling = np.fromiter((s.sample is not None for s in scheduled), np.bool_, num_sequences)
         return cls(
             input_ids=input_ids,
@@ -76,4 +80,20 @@ class ForwardBatch:
             seq_lens=starts + counts,
             block_tables=block_tables,
             logit_rows=query_start[1:][sampling] - np.int32(1),
+            joined_rows=joined_rows,
+            joined_slots=joined_slots,
         )
+
+
+def _joined(plan: StepPlan, block_size: int, query_start: Int32Array) -> tuple[Int32Array, Int32Array]:
+    """The rows whose keys and values others need, and the slots of those others."""
+    if not any(item.joined for item in plan.scheduled):
+        return np.empty(0, np.int32), np.empty(0, np.int32)
+    offsets = {item.seq_id: int(row) - item.start for item, row in zip(plan.scheduled, query_start[:-1], strict=True)}
+    rows, slots = [], []
+    for item in plan.scheduled:
+        for joined in item.joined:
+            positions = np.arange(joined.start, joined.end, dtype=np.int32)
+            rows.append(positions + np.int32(offsets[joined.seq_id]))
+            slots.append(item.block_ids[positions // block_size] * np.int32(block_size) + positions % block_size)
+    return np.concatenate(rows), np.concatenate(slots)

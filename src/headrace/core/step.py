@@ -68,6 +68,14 @@ class PromptLogprobSpec:
     num_top: int
 
 
+class JoinedTokens(NamedTuple):
+    """Positions ``[start, end)`` that a plan computes for the sequence ``seq_id``, and that another begins with."""
+
+    seq_id: int
+    start: int
+    end: int
+
+
 class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     """The share of one step that one sequence gets.
 
@@ -75,6 +83,9 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     ``block_ids`` is the sequence's whole block table and covers at least those positions; like
     ``SampleSpec.token_ids`` it is a view that stays valid until ``Scheduler.update``. ``sample`` is set
     when the chunk reaches the sequence's end, so that the logits of its last row give the next token.
+    What stands before ``start`` is in the blocks already, but for the ``joined`` tokens: the same plan computes them
+    for others, and in each layer their keys and values are written to this sequence's blocks as well, before anything
+    attends.
     """
 
     seq_id: int
@@ -83,6 +94,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     block_ids: NDArray[np.int32]  # [num_blocks_of_sequence]
     sample: SampleSpec | None = None
     prompt_logprobs: PromptLogprobSpec | None = None
+    joined: tuple[JoinedTokens, ...] = ()
 
     @property
     def end(self) -> int:
@@ -144,7 +156,10 @@ class StepPlan:
     def digest(self) -> str:
         """Hex digest of the decision, equal across processes and runs; for replay tests."""
         text = repr(
-            [(s.seq_id, s.start, list(s.token_ids), s.block_ids.tolist(), s.sample is not None) for s in self.scheduled]
+            [
+                (s.seq_id, s.start, list(s.token_ids), s.block_ids.tolist(), s.sample is not None, s.joined)
+                for s in self.scheduled
+            ]
             + [self.preempted_seq_ids]
             + [(t.kind.value, t.source, t.target) for t in self.transfers]
         )

@@ -101,9 +101,14 @@ class NativeExecutor:
             return {}
         failed = {}
         for row in np.flatnonzero(~is_finite):
-            self._runtime.clear_slots(batch.slot_mapping[batch.query_start[row] : batch.query_start[row + 1]])
+            self._runtime.clear_slots(self._written_slots(batch, int(row)))
             failed[plan.scheduled[row].seq_id] = _NOT_FINITE
         return failed
+
+    def _written_slots(self, batch: ForwardBatch, sequence: int) -> NDArray[np.int32]:
+        own = batch.slot_mapping[batch.query_start[sequence] : batch.query_start[sequence + 1]]
+        is_own = np.isin(batch.joined_slots // self._block_size, batch.block_tables[sequence])
+        return np.concatenate((own, batch.joined_slots[is_own]))
 
     def _prompt_logprobs(
         self, plan: StepPlan, batch: ForwardBatch, failed: dict[int, str]

@@ -59,20 +59,23 @@ class TorchBatch:
     source: ForwardBatch
     input_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
-    slot_mapping: Tensor  # [T] int64
     logit_rows: Tensor  # [S] int64
+    stored_rows: Tensor | None  # [T + J] int64: the row for each of ``stored_slots``; None if that is each row once
+    stored_slots: Tensor  # [T + J] int64
 
     @classmethod
     def from_forward_batch(cls, batch: ForwardBatch, device: torch.device | str = "cpu") -> TorchBatch:
         def on_device(array: NDArray[np.int32]) -> Tensor:
             return torch.from_numpy(array.astype(np.int64)).to(device)
 
+        rows = np.concatenate((np.arange(batch.num_tokens, dtype=np.int32), batch.joined_rows))
         return cls(
             source=batch,
             input_ids=on_device(batch.input_ids),
             positions=on_device(batch.positions),
-            slot_mapping=on_device(batch.slot_mapping),
             logit_rows=on_device(batch.logit_rows),
+            stored_rows=on_device(rows) if len(batch.joined_rows) else None,
+            stored_slots=on_device(np.concatenate((batch.slot_mapping, batch.joined_slots))),
         )
 
     @property

@@ -26,7 +26,8 @@ class StepContext:
     """What the layers of one step share: where keys and values go, how rows turn and what they attend to."""
 
     kv: PagedKVMemory
-    slots: Tensor  # [T]
+    rows: Tensor | None  # [S]; None for every row once
+    slots: Tensor  # [S]
     rotations: Mapping[RopeConfig, Rotation]
     plans: Mapping[int | None, AttentionPlan]  # by sliding window
 
@@ -71,7 +72,8 @@ class Transformer:
         windows = {layer.sliding_window for layer in self._config.layers}
         return StepContext(
             kv=kv,
-            slots=batch.slot_mapping,
+            rows=batch.stored_rows,
+            slots=batch.stored_slots,
             rotations={config: rope.at(batch.positions) for config, rope in self._ropes.items()},
             plans={window: plan_attention(batch, kv.block_size, window, kv.dtype) for window in windows},
         )
@@ -117,7 +119,10 @@ class Layer:
         rotate = context.rotations[self._rope]
         queries = rotate(self._heads(self._q_norm(queries)))  # [T, num_heads, head_dim]
         keys = rotate(self._heads(self._k_norm(keys)))  # [T, num_kv_heads, head_dim]
-        context.kv.write(self._index, context.slots, keys, self._heads(values))
+        values = self._heads(values)
+        if context.rows is not None:
+            keys, values = keys[context.rows], values[context.rows]
+        context.kv.write(self._index, context.slots, keys, values)
         attended = self._attention(self._index, queries, context.kv, context.plans[self._window])
         return linear(attended.flatten(1), self._output, self._output_bias)
 

@@ -190,6 +190,8 @@ class NativeRuntime:
             batch.query_start,
             batch.seq_lens,
             batch.block_tables,
+            batch.joined_rows,
+            batch.joined_slots,
             self._kv,
             self._pool,
             self._workspace,
