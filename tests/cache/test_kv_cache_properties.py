@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.cache.kv_cache import KVCacheManager
+from headrace.cache.open_blocks import NO_CHUNKS, Chunks
 from headrace.core.sequence import Sequence
 from headrace.core.step import TransferKind
 from tests.cache.sequences import make_sequence
@@ -66,20 +67,21 @@ class ManySequences(RuleBasedStateMachine):
             end += self.block_size
         return end
 
-    def num_copyable_tokens(self, seq: Sequence, start: int, limit: int) -> int:
-        """Most tokens after the first ``start`` with which a block begins that is cached or being filled."""
-        wanted = seq.token_ids[start : min(limit, start + self.block_size)]
-        known = [tokens for salt, tokens in self.cached_prefixes() if salt == seq.request.cache_salt]
+    def num_begun_tokens(self, seq: Sequence, start: int, limit: int, chunks: Chunks = NO_CHUNKS) -> int:
+        """Most tokens after the first ``start`` that a cached block begins with, or that another has or computes."""
+        wanted = seq.token_ids[start : min(limit, start + 2 * self.block_size)]
+        end = start + self.block_size
+        known = [tokens[:end] for salt, tokens in self.cached_prefixes() if salt == seq.request.cache_salt]
         known += [
-            tuple(other.token_ids[: other.num_computed_tokens])
+            tuple(other.token_ids[: other.num_computed_tokens + chunks.get(other.seq_id, (other, 0))[1]])
             for other in self.live
             if other.request.cache_salt == seq.request.cache_salt
             and other.num_shared_blocks * self.block_size == start
-            and other.seq_id in self.has_computed
+            and (other.seq_id in self.has_computed or other.seq_id in chunks)
         ]
         shared = tuple(seq.token_ids[:start])
         most = max((num_common(tokens[start:], wanted) for tokens in known if tokens[:start] == shared), default=0)
-        return most if self.caching and most >= max(1, self.block_size // 4) else 0
+        return most if self.caching else 0
 
     # -- what can happen ----------------------------------------------------------------------------
 
@@ -93,13 +95,17 @@ class ManySequences(RuleBasedStateMachine):
     @rule(data=st.data(), uses_cache=st.sampled_from([True, True, True, False]), num_tokens=st.integers(1, 9))
     def acquire(self, data: st.DataObject, uses_cache: bool, num_tokens: int) -> None:
         seq = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
-        limit = seq.num_tokens - 1 if uses_cache else 0
+        if self.admit(seq, seq.num_tokens - 1 if uses_cache else 0, num_tokens, NO_CHUNKS):
+            self.execute({seq.seq_id: (seq, min(num_tokens, seq.num_pending_tokens))})
+
+    def admit(self, seq: Sequence, limit: int, num_tokens: int, chunks: Chunks) -> bool:
+        """Give a sequence what there is and room for more, or let it wait again."""
         num_matched = self.num_matched_tokens(seq, limit)
-        num_copyable = self.num_copyable_tokens(seq, num_matched, limit)
-        self.kv.acquire(seq, limit)
-        assert seq.num_computed_tokens <= num_matched + num_copyable
+        num_begun = self.num_begun_tokens(seq, num_matched, limit, chunks)
+        self.kv.acquire(seq, limit, chunks)
+        assert seq.num_computed_tokens <= num_matched + num_begun
         if len(self.live) < 8:  # no more running sequences are looked at
-            assert seq.num_computed_tokens == num_matched + num_copyable
+            assert seq.num_computed_tokens == num_matched + num_begun
         assert len(seq.block_table) == seq.num_shared_blocks == num_matched // self.block_size
         self.uncounted[seq.seq_id] = (limit, seq.num_computed_tokens)
         self.num_announced_tokens[seq.seq_id] = seq.num_tokens
@@ -107,14 +113,66 @@ class ManySequences(RuleBasedStateMachine):
             self.release(seq)
             seq.num_computed_tokens = 0
             self.waiting.append(seq)
-            return
+            return False
         self.live.append(seq)
-        self.copy_blocks()
+        return True
 
     def copy_blocks(self) -> None:
         for kind, source, target in self.kv.take_transfers():
             assert kind is TransferKind.COPY
             self.memory[target] = list(self.memory[source])
+        self.kv.settle(())
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), is_executed=st.sampled_from([True] * 4 + [False]), has_victim=st.booleans())
+    def step(self, data: st.DataObject, is_executed: bool, has_victim: bool) -> None:
+        """A plan in which some go on and several start, and what they have in common is computed once."""
+        chunks: dict[int, tuple[Sequence, int]] = {}
+        for seq in [seq for seq in self.live if seq.num_pending_tokens and data.draw(st.booleans())]:
+            num_tokens = min(data.draw(st.integers(1, 9)), seq.num_pending_tokens)
+            if self.extend(seq, num_tokens):
+                chunks[seq.seq_id] = (seq, num_tokens)
+        for _ in range(data.draw(st.integers(1, len(self.waiting)))):
+            seq = self.waiting.pop(0)
+            num_tokens = data.draw(st.integers(1, 9))
+            if self.admit(seq, seq.num_tokens - 1, num_tokens, chunks):
+                chunks[seq.seq_id] = (seq, min(num_tokens, seq.num_pending_tokens))
+        if has_victim and chunks:
+            self.give_way(data.draw(st.sampled_from([seq for seq, _ in chunks.values()])), chunks)
+        if is_executed:
+            self.execute(chunks)
+        else:
+            self.kv.take_transfers()
+            self.kv.abandon()
+            for seq, _ in chunks.values():
+                self.live.remove(seq)
+                self.release(seq)
+
+    def give_way(self, seq: Sequence, chunks: dict[int, tuple[Sequence, int]]) -> None:
+        """Preempt a sequence that is in the plan, and all who would have begun with what it computes."""
+        for other in self.kv.joints.followers(seq):
+            if other.seq_id in chunks:
+                self.give_way(other, chunks)
+        del chunks[seq.seq_id]
+        self.live.remove(seq)
+        self.release(seq)
+        seq.num_computed_tokens = 0
+        self.waiting.append(seq)
+
+    def execute(self, chunks: Chunks) -> None:
+        joined = [(seq, part) for seq, _ in chunks.values() for part in self.kv.joints.of(seq)]
+        self.copy_blocks()
+        for seq, num_tokens in chunks.values():
+            for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
+                self.set_slot(seq, position, content(seq, position + 1))
+        for seq, part in joined:
+            other, num_tokens = chunks[part.seq_id]
+            assert other.num_computed_tokens <= part.start < part.end <= other.num_computed_tokens + num_tokens
+            for position in range(part.start, part.end):
+                self.set_slot(seq, position, content(other, position + 1))
+        for seq, num_tokens in chunks.values():
+            self.assert_reads_own_content(seq)
+            self.advance(seq, num_tokens)
 
     @precondition(lambda self: any(seq.num_pending_tokens for seq in self.live))
     @rule(data=st.data(), num_tokens=st.integers(1, 9))
@@ -122,13 +180,15 @@ class ManySequences(RuleBasedStateMachine):
         seq = data.draw(st.sampled_from([seq for seq in self.live if seq.num_pending_tokens]))
         num_tokens = min(num_tokens, seq.num_pending_tokens)
         if self.extend(seq, num_tokens):
-            self.write(seq, num_tokens)
-            seq.num_computed_tokens += num_tokens
-            self.has_computed.add(seq.seq_id)
-            num_shared = seq.num_shared_blocks
-            self.kv.commit(seq)
-            if seq.num_shared_blocks > num_shared:
-                self.num_announced_tokens[seq.seq_id] = seq.num_tokens
+            self.execute({seq.seq_id: (seq, num_tokens)})
+
+    def advance(self, seq: Sequence, num_tokens: int) -> None:
+        seq.num_computed_tokens += num_tokens
+        self.has_computed.add(seq.seq_id)
+        num_shared = seq.num_shared_blocks
+        self.kv.commit(seq)
+        if seq.num_shared_blocks > num_shared:
+            self.num_announced_tokens[seq.seq_id] = seq.num_tokens
 
     def extend(self, seq: Sequence, num_tokens: int) -> bool:
         before = seq.block_table.ids.tolist()
@@ -148,13 +208,10 @@ class ManySequences(RuleBasedStateMachine):
             self.num_hit_tokens += hit
         return can_extend
 
-    def write(self, seq: Sequence, num_tokens: int) -> None:
-        """Compute the next tokens as a model would: read all that came before, write what is new."""
-        self.assert_reads_own_content(seq)
-        for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
-            index, offset = divmod(position, self.block_size)
-            assert index >= seq.num_shared_blocks, "a shared block is written to"
-            self.memory[seq.block_table.ids[index]][offset] = content(seq, position + 1)
+    def set_slot(self, seq: Sequence, position: int, found: Content) -> None:
+        index, offset = divmod(position, self.block_size)
+        assert index >= seq.num_shared_blocks, "a shared block is written to"
+        self.memory[seq.block_table.ids[index]][offset] = found
 
     @precondition(lambda self: any(seq.num_pending_tokens == 0 for seq in self.live))
     @rule(data=st.data(), token_id=st.integers(0, 1))
@@ -223,7 +280,7 @@ class ManySequences(RuleBasedStateMachine):
             in_flight = {content(other, start + self.block_size) for other in self.live if self.computes(other, start)}
             is_coming = self.caching and start < limit and wanted in in_flight
             if is_coming and start + self.block_size == limit and len(self.live) < 8:
-                is_coming = 2 * self.num_copyable_tokens(seq, start, seq.num_tokens - 1) < self.block_size
+                is_coming = 2 * self.num_begun_tokens(seq, start, seq.num_tokens - 1) < self.block_size
             if len(self.live) < 8:  # no more running sequences are looked at
                 assert self.kv.is_being_computed(seq, seq.num_tokens - 1) == is_coming
 

@@ -95,14 +95,14 @@ def test_nothing_is_copied_from_a_block_whose_own_copy_is_still_to_be_made() -> 
     assert fourth.num_computed_tokens == 14
 
 
-def test_a_few_tokens_are_not_worth_a_copy() -> None:
+def test_a_few_tokens_are_worth_a_copy_but_not_a_block_that_nobody_needs() -> None:
     kv = caching(8, 8)
     leave_cached(kv, make_sequence(0, list(range(9))))
     assert kv.num_cached_blocks == 1, "one token is not worth a block"
     leave_cached(kv, make_sequence(1, list(range(16))))
     seq = make_sequence(2, [*range(9), 50, 51])
-    assert start(kv, seq) == ()
-    assert seq.num_computed_tokens == 8
+    assert start(kv, seq) == (copy_of(1, 2),)
+    assert seq.num_computed_tokens == 9
 
 
 def test_no_more_is_copied_than_may_be_taken_from_the_cache() -> None:

@@ -155,6 +155,17 @@ def test_tokens_do_not_depend_on_what_the_cache_already_holds(base_config, alone
     engine.close()
 
 
+def test_tokens_do_not_depend_on_who_computes_what_is_in_common(base_config, alone):
+    engine = build_engine(base_config, NullProgress())
+    for request in requests():
+        twins = [msgspec.structs.replace(request, request_id=f"{request.request_id} {twin}") for twin in range(3)]
+        num_hits = engine.stats().prefix_hit_tokens
+        assert set(answers(engine, twins).values()) == {alone[request.request_id]}
+        assert engine.stats().prefix_hit_tokens - num_hits >= 2 * (len(request.prompt_token_ids) - 1)
+        engine.clear_prefix_cache()
+    engine.close()
+
+
 CARELESS = {"scheduling_policy": "fcfs"}
 """A policy that keeps no room for what running sequences will need, so that some are preempted."""
 

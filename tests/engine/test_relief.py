@@ -45,14 +45,14 @@ def step(house: House) -> list[RequestOutput]:
 def test_tight_memory_makes_the_cache_give_way_before_it_takes_more() -> None:
     house, watch = watched_house()
     serve(house, "a", list(range(1, 13)))
-    num_untouched = house.kv.num_untouched_blocks
+    num_untouched = house.kv.growth.num_untouched_blocks
     watch.level = TIGHT
     for number in range(8):
         serve(house, f"b{number}", [20 + number] * 8)
-    assert house.kv.num_untouched_blocks == num_untouched
+    assert house.kv.growth.num_untouched_blocks == num_untouched
     watch.level = CALM
     serve(house, "c", list(range(15, 27)))
-    assert house.kv.num_untouched_blocks < num_untouched
+    assert house.kv.growth.num_untouched_blocks < num_untouched
     assert house.kv.check() == []
 
 
@@ -60,7 +60,7 @@ def test_what_runs_gets_its_planned_memory_however_tight_it_is() -> None:
     house, watch = watched_house()
     watch.level = TIGHT
     serve(house, "a", list(range(1, 41)), max_tokens=12)
-    assert house.kv.num_untouched_blocks < 32
+    assert house.kv.growth.num_untouched_blocks < 32
 
 
 def test_scarce_memory_refuses_new_requests_and_serves_those_that_are_in() -> None:

@@ -127,10 +127,10 @@ def test_what_broke_the_cache_is_told():
 
 
 def test_a_prefix_that_somebody_else_computes_is_a_reason():
-    house = TimedHouse(budget=12)
-    house.submit("a", prompt(20), max_tokens=1)
+    house = TimedHouse(budget=14)
+    house.submit("a", prompt(40), max_tokens=1)
     house.tick()
-    house.submit("b", prompt(20), max_tokens=1)
+    house.submit("b", prompt(40), max_tokens=1)
     house.finish()
     assert "shared_prefix" in house.life("b").spans[0].reasons
 

@@ -8,9 +8,9 @@ from tests.scheduler.harness import Harness
 
 
 def test_the_line_waits_for_what_stopped_it_and_some_for_reasons_of_their_own():
-    house = Harness(max_num_seqs=2, max_num_batched_tokens=12)
+    house = Harness(max_num_seqs=2, max_num_batched_tokens=16)
     meter = house.scheduler.meters.waits
-    prompt = list(range(20))
+    prompt = list(range(30))
     house.add(make_request(prompt, max_tokens=9, ignore_eos=True))
     house.step()
     house.add(make_request(prompt, max_tokens=1))

@@ -4,7 +4,7 @@ Every block has exactly one owner at any time: the free list, one sequence, or o
 ``extend`` takes blocks from the free list, ``commit`` moves full ones from the sequence to the tree,
 ``release`` gives up the rest, eviction returns the tree's to the free list. Sequences share blocks only by
 locking a node of the tree, so there are no reference counts on blocks. Of a block that it could share only in part a
-sequence gets a copy.
+sequence gets a copy, or has the beginning written to its own while that is computed for another.
 
 Handles block ids alone. It does not know what is in them, when a sequence runs, or who gives way when
 memory is short; where content has to move, it orders copies (``take_transfers``) that go down with the next plan.
@@ -16,7 +16,10 @@ from collections.abc import Iterable
 
 from headrace.cache import integrity, repair
 from headrace.cache.block_pool import BlockPool
+from headrace.cache.growth import BlockGrowth
+from headrace.cache.joints import Joints
 from headrace.cache.lookups import LookupMeter, PrefixCacheStats
+from headrace.cache.open_blocks import NO_CHUNKS, Chunks
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.radix_node import RadixNode
 from headrace.cache.swap import SwapSpace
@@ -41,6 +44,7 @@ class KVCacheManager:
         self._enable_prefix_caching = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
         self._tiers = BlockTiers() if tiers is None else tiers
+        self._growth = BlockGrowth(self._pool, self._tiers.host)
         self._swap = SwapSpace(self._tiers, block_size)
         self._prefixes = PrefixCache(block_size, self._tiers)
         self._holders: dict[int, Sequence] = {}
@@ -82,18 +86,9 @@ class KVCacheManager:
         return self._pool.num_blocks - self._pool.num_free - self._prefixes.tree.num_blocks
 
     @property
-    def num_untouched_blocks(self) -> int:
-        """Blocks here and in the host tier that nothing was ever written to: memory planned for and not taken yet."""
-        return self._pool.num_untouched + self._tiers.host.num_untouched
-
-    def stop_growing(self) -> None:
-        """See ``GrowingCache``: from now on evict what is cached before taking blocks that are untouched."""
-        self._pool.stop_growing()
-        self._tiers.host.stop_growing()
-
-    def resume_growing(self) -> None:
-        self._pool.resume_growing()
-        self._tiers.host.resume_growing()
+    def growth(self) -> BlockGrowth:
+        """What blocks may still take of the machine's memory."""
+        return self._growth
 
     def fits(self, num_tokens: int) -> bool:
         """Whether one sequence of so many tokens fits the pool when it has it all to itself."""
@@ -101,13 +96,13 @@ class KVCacheManager:
 
     # -- a sequence's life --------------------------------------------------------------------------
 
-    def acquire(self, seq: Sequence, limit: int) -> None:
+    def acquire(self, seq: Sequence, limit: int, chunks: Chunks = NO_CHUNKS) -> None:
         """Admit a sequence that holds nothing, with what there is of its first ``limit`` tokens.
 
-        Sets ``num_computed_tokens`` to the tokens found: whole blocks that are cached, in the pool or in the host tier
-        below it, what was swapped out for this sequence, or the beginning of a block that can be copied. A ``limit``
-        below the number of tokens leaves something to compute; 0 takes nothing from the cache. ``extend`` or
-        ``release`` comes next: nobody keeps for longer what is to be copied. Cost: O(tokens found).
+        Sets ``num_computed_tokens`` to the tokens found: cached whole blocks, here or in the host tier, what was
+        swapped out for this sequence, or the beginning of a block that is copied or joined to ``chunks``, those of the
+        plan being made. A ``limit`` below the number of tokens leaves something to compute; 0 takes nothing from the
+        cache. ``extend`` or ``release`` comes next: nobody keeps longer what is to be copied. Cost: O(tokens found).
         """
         assert seq.seq_id not in self._holders, f"{seq} was acquired before"
         assert 0 <= limit <= seq.num_tokens
@@ -125,9 +120,9 @@ class KVCacheManager:
                 limit,
             )
         if self._enable_prefix_caching:
-            num_copied = self._prefixes.plan_copy(seq, limit)
-            seq.num_computed_tokens += num_copied
-            self._lookups.note(seq, limit, num_copied)
+            num_begun = self._prefixes.plan_beginning(seq, limit, chunks)
+            seq.num_computed_tokens += num_begun
+            self._lookups.note(seq, limit, num_begun)
 
     def num_cached_tokens(self, seq: Sequence, limit: int) -> int:
         """How many of a waiting sequence's first ``limit`` tokens ``acquire`` would find now. Cost: O(tokens found)."""
@@ -161,8 +156,7 @@ class KVCacheManager:
     def commit(self, seq: Sequence) -> None:
         """Hand blocks that have become full to the prefix cache, after ``num_computed_tokens`` advanced.
 
-        Where the cache holds the same tokens already, the sequence adopts those blocks and frees its own.
-        Cost: O(blocks handed over), a comparison or two when there are none.
+        Where it holds the same tokens already, the sequence adopts those blocks and frees its own. Cost: O(blocks).
         """
         if seq.num_computed_tokens < (seq.num_shared_blocks + 1) * self._block_size:
             return
@@ -174,8 +168,10 @@ class KVCacheManager:
         """Keep what a sequence computed in blocks of its own in the host tier, for when it is acquired again.
 
         To be called before ``release``, with nothing more computed between. What it shares stays cached anyway.
-        Returns False if the host tier has no room for it.
+        Returns False if the host tier has no room for it, or if it was still to join what it begins with.
         """
+        if self.joints.of(seq):
+            return False
         num_used = _num_covering_blocks(seq.num_computed_tokens, self._block_size)
         block_ids = seq.block_table.ids[seq.num_shared_blocks : num_used].tolist()
         return self._swap.store(seq.seq_id, seq.num_shared_blocks, block_ids, seq.num_computed_tokens)
@@ -197,9 +193,9 @@ class KVCacheManager:
         self.release(seq)
         self._swap.drop(seq.seq_id)
 
-    def is_being_computed(self, seq: Sequence, limit: int) -> bool:
+    def is_being_computed(self, seq: Sequence, limit: int, chunks: Chunks = NO_CHUNKS) -> bool:
         """See ``PrefixCache.is_being_computed``."""
-        return self._prefixes.is_being_computed(seq, limit)
+        return self._prefixes.is_being_computed(seq, limit, chunks)
 
     def fetch(self, seq: Sequence, limit: int) -> bool:
         """Begin to bring from disk what a waiting sequence could use of its first ``limit`` tokens.
@@ -214,8 +210,7 @@ class KVCacheManager:
 
     def clear_prefix_cache(self) -> None:
         """Forget every cached block that no sequence has locked, in the pool and below it."""
-        tree = self._prefixes.tree
-        self._pool.free(tree.evict(tree.num_evictable_blocks))
+        self._pool.free(self._prefixes.tree.evict(self.num_evictable_blocks))
         self._tiers.forget_contents()
 
     # -- copies between the tiers -------------------------------------------------------------------
@@ -225,19 +220,29 @@ class KVCacheManager:
         """The tiers below the pool, for whoever reports on them."""
         return self._tiers
 
+    @property
+    def joints(self) -> Joints:
+        """What the plan being made computes for more than one sequence."""
+        return self._prefixes.open_blocks.joints
+
     def take_transfers(self) -> tuple[BlockTransfer, ...]:
         """The copies that the plan being made must carry; ``settle`` or ``abandon`` says what became of them."""
         return self._tiers.take_transfers()
 
     def settle(self, failed: Iterable[BlockTransfer]) -> None:
         """The plan was executed, but for fetches that failed."""
+        self._prefixes.open_blocks.settle()
         self._tiers.settle(failed)
         self._swap.settle()
 
-    def abandon(self) -> None:
-        """The plan was not executed; the sequences in it must be released."""
+    def abandon(self) -> list[Sequence]:
+        """The plan was not executed; which sequences have fewer computed tokens now, as there was nothing to join.
+
+        Where blocks were to be moved, too, the sequences in the plan must be released.
+        """
         self._tiers.abandon()
         self._swap.abandon()
+        return self._prefixes.open_blocks.abandon()
 
     def _num_missing_blocks(self, seq: Sequence, num_tokens: int) -> int:
         """Blocks the table lacks to hold so many tokens after the computed ones; negative if it has some to spare."""
@@ -260,12 +265,10 @@ class KVCacheManager:
         return found + self._tiers.violations(self._swap.held_slots)
 
     def heal(self, live_sequences: Iterable[Sequence]) -> list[str]:
-        """Make the books right after ``check`` found fault, and say what was done.
+        """Make the books right after ``check`` found fault, and say what was done: see ``repair``.
 
-        Of the sequences that were acquired only ``live_sequences`` keep what they hold. A cache with broken
-        links is dropped whole, and one with a block that has two owners where it is not locked. A block that
-        two live sequences both claim is left to both: ``check`` names it until one of them ends. The tiers below are
-        emptied: they hold nothing that cannot be computed again.
+        Of the sequences that were acquired only ``live_sequences`` keep what they hold. The tiers below are emptied:
+        they hold nothing that cannot be computed again.
         """
         live = {seq.seq_id: seq for seq in live_sequences if seq.seq_id in self._holders}
         repairs = repair.mend(self._pool, self._prefixes, list(self._holders.values()), live)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headrace.cache.in_flight import InFlightBlocks
-from headrace.cache.open_blocks import OpenBlocks
+from headrace.cache.open_blocks import Chunks, OpenBlocks
 from headrace.cache.packed_tokens import pack_tokens
 from headrace.cache.radix_node import PrefixMatch, RadixNode
 from headrace.cache.radix_tree import RadixTree
@@ -76,16 +76,16 @@ class PrefixCache:
         seq.block_table.replace(start, cached_ids)
         return [own for own, cached in zip(own_ids, cached_ids, strict=True) if own != cached]
 
-    def plan_copy(self, seq: Sequence, limit: int) -> int:
-        """Choose the beginning of a block that a sequence just admitted gets a copy of; how many tokens that are.
+    def plan_beginning(self, seq: Sequence, limit: int, chunks: Chunks) -> int:
+        """Choose how a sequence just admitted gets the beginning of a block; how many tokens that are.
 
-        The copy is made by the plan in which the sequence gets room, or not at all: see ``order_copy``.
+        They are copied, or joined to the chunks of others, by the plan in which the sequence gets room, or not at all.
         """
-        return self.open_blocks.plan(seq, self.tree, limit)
+        return self.open_blocks.plan(seq, self.tree, limit, chunks)
 
     def order_copy(self, seq: Sequence) -> None:
         """Let the next plan make the copy that was planned, if one was, into the first block of the sequence's own."""
-        source = self.open_blocks.take_source(seq)
+        source = self.open_blocks.take_copy(seq)
         if source is not None:
             self._tiers.copy(source, int(seq.block_table.ids[seq.num_shared_blocks]))
 
@@ -95,12 +95,12 @@ class PrefixCache:
         self._tiers.keep(block_ids)
         return block_ids
 
-    def is_being_computed(self, seq: Sequence, limit: int) -> bool:
+    def is_being_computed(self, seq: Sequence, limit: int, chunks: Chunks) -> bool:
         """Whether the block a waiting sequence would compute first is the next one of an admitted sequence.
 
         If so, waiting for that one's ``commit`` saves computing the block twice. Only blocks that ``lock`` could then
-        find are considered: those within the first ``limit`` tokens. Where that is the last of them and half of it can
-        be copied now, there is too little to wait for. Cost: O(tokens the cache holds of the sequence).
+        find are considered: those within the first ``limit`` tokens. Where that is the last of them and as much as half
+        of it can be copied or joined now, there is too little to wait for. Cost: O(tokens cached of the sequence).
         """
         if not self.in_flight:
             return False
@@ -113,7 +113,7 @@ class PrefixCache:
             return False
         if num_matched + 1 < num_blocks:
             return True
-        return 2 * self.open_blocks.num_copyable(seq, match.node, num_matched, limit) < self._block_size
+        return 2 * self.open_blocks.num_to_be_had(seq, match.node, num_matched, limit, chunks) < self._block_size
 
     def release(self, seq: Sequence) -> list[int]:
         """Take back what a sequence shares, keeping what it computed; the blocks of its own that are nobody's now."""

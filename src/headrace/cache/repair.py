@@ -1,6 +1,7 @@
 """How the books of the KV cache are made right again after ``integrity`` found fault with them.
 
-Each function mends one part and says in words what it did.
+A cache with broken links is dropped whole, and one with a block that has two owners where it is not locked. Each
+function mends one part and says in words what it did.
 """
 
 from __future__ import annotations

@@ -117,11 +117,11 @@ class Engine:
 
     def relieve(self, watch: WatchesMemory, others: SequenceOf[GrowingCache] = ()) -> None:
         """From now on give way when ``watch`` says that memory is short, and have ``others`` do so as well."""
-        self._relief = Relief(watch, (self._kv, self._constraints, *others))
+        self._relief = Relief(watch, (self._kv.growth, self._constraints, *others))
 
     def untaken_cache_bytes(self) -> int:
         """What the KV cache and the host tier may take that they have never touched. For any thread to ask."""
-        return self._kv.num_untouched_blocks * (self.info.kv_cache_bytes // self.info.num_blocks)
+        return self._kv.growth.num_untouched_blocks * (self.info.kv_cache_bytes // self.info.num_blocks)
 
     @property
     def memory(self) -> MemoryState:

@@ -173,10 +173,14 @@ class Run:
         if self._failure is not None:
             raise self._failure
 
-    async def cancel(self) -> None:
-        """End what still runs and wait until it has; a run that is over is left as it is."""
+    def end(self) -> None:
+        """Let what still runs end, if something does."""
         if self._unfinished():
             self.fail(ProgramError("the program was cancelled", captures=self.captured))
+
+    async def cancel(self) -> None:
+        """End what still runs and wait until it has; a run that is over is left as it is."""
+        self.end()
         while tasks := self._unfinished():
             await asyncio.wait(tasks)
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from headrace.core.request import TokenLogprobs
 from headrace.core.sequence import Sequence
-from headrace.core.step import PromptLogprobSpec, SampleSpec, ScheduledSequence, StepResult
+from headrace.core.step import JoinedTokens, PromptLogprobSpec, SampleSpec, ScheduledSequence, StepResult
 
 
-def scheduled_chunk(seq: Sequence, num_tokens: int) -> ScheduledSequence:
+def scheduled_chunk(seq: Sequence, num_tokens: int, joined: tuple[JoinedTokens, ...]) -> ScheduledSequence:
     """The next ``num_tokens`` of a sequence, with what the executor has to know of them."""
     start = seq.num_computed_tokens
     end = start + num_tokens
@@ -21,6 +21,7 @@ def scheduled_chunk(seq: Sequence, num_tokens: int) -> ScheduledSequence:
         block_ids=seq.block_table.ids,
         sample=_sample_spec(seq) if end == len(seq.token_ids) else None,
         prompt_logprobs=_prompt_logprob_spec(seq, start, end) if owes_prompt_logprobs(seq) else None,
+        joined=joined,
     )
 
 

@@ -20,7 +20,7 @@ from headrace.cache.kv_cache import KVCacheManager
 from headrace.core.errors import HeadraceError
 from headrace.core.request import FinishReason, TokenLogprobs
 from headrace.core.sequence import Sequence, SequenceStatus
-from headrace.core.step import StepPlan, StepResult
+from headrace.core.step import JoinedTokens, StepPlan, StepResult
 from headrace.scheduler.chunks import num_matchable_tokens, owes_prompt_logprobs, scheduled_chunk, take_prompt_logprobs
 from headrace.scheduler.deadlines import Deadlines
 from headrace.scheduler.meters import SchedulingMeters
@@ -160,12 +160,7 @@ class Scheduler:
         self._admit_waiting(draft, NO_LIMIT)
         _fetch_ahead(self._waiting, self._kv, now)
         self._step_id += 1
-        plan = StepPlan(
-            step_id=self._step_id,
-            scheduled=tuple(scheduled_chunk(seq, count) for seq, count in draft.chunks.values()),
-            preempted_seq_ids=tuple(seq.seq_id for seq in draft.preempted),
-            transfers=self._kv.take_transfers(),
-        )
+        plan = draft.plan(self._step_id, self._kv)
         waits = draft.waits(len(self._waiting), self._limits.max_num_seqs - len(self._running))
         for listener in self._listeners:
             listener.on_planned(plan, waits, now)
@@ -188,6 +183,8 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence, cause: Sequence, draft: _StepDraft) -> None:
+        while followers := self._kv.joints.followers(seq):
+            self._preempt(followers[-1], cause, draft)
         draft.take_back(seq)
         draft.preempted.append(seq)
         if self._swap_choice.prefers_swap(seq, self._kv.block_size):
@@ -211,7 +208,7 @@ class Scheduler:
             seq = self._waiting.pop(urgency, draft.now)
             if seq is None:
                 break
-            reason = self._reason_to_hold(seq)
+            reason = self._reason_to_hold(seq, draft)
             if reason is not None:
                 held_back.append(seq)
                 draft.held.append((seq, reason))
@@ -223,7 +220,7 @@ class Scheduler:
             self._waiting.push(seq)
 
     def _try_admit(self, seq: Sequence, draft: _StepDraft) -> bool:
-        self._kv.acquire(seq, num_matchable_tokens(seq))
+        self._kv.acquire(seq, num_matchable_tokens(seq), draft.chunks)
         num_tokens = min(seq.num_pending_tokens, draft.budget)
         if not (self._has_room(seq) and self._kv.extend(seq, num_tokens)):
             self._kv.release(seq)
@@ -254,10 +251,10 @@ class Scheduler:
             return False
         return self._kv.num_available_blocks <= self._blocked[1]
 
-    def _reason_to_hold(self, seq: Sequence) -> WaitReason | None:
+    def _reason_to_hold(self, seq: Sequence, draft: _StepDraft) -> WaitReason | None:
         """Why a waiting sequence should let others go first: what it would compute can soon be had for less."""
         num_matchable = num_matchable_tokens(seq)
-        if self._kv.is_being_computed(seq, num_matchable):
+        if self._kv.is_being_computed(seq, num_matchable, draft.chunks):
             return WaitReason.SHARED_PREFIX
         return WaitReason.DISK if self._kv.fetch(seq, num_matchable) else None
 
@@ -289,7 +286,8 @@ class Scheduler:
 
     def fail_step(self, plan: StepPlan, message: str) -> list[SequenceUpdate]:
         """End every sequence of a plan that the executor could not run."""
-        self._kv.abandon()
+        for seq in self._kv.abandon():
+            seq.num_cached_tokens = min(seq.num_cached_tokens, seq.num_computed_tokens)
         updates = []
         for item in plan.scheduled:
             seq = self._running[item.seq_id]
@@ -336,6 +334,16 @@ class _StepDraft:
         _, num_tokens = self.chunks.pop(seq.seq_id, (seq, 0))
         self.budget += num_tokens
 
+    def plan(self, step_id: int, kv: KVCacheManager) -> StepPlan:
+        joints = kv.joints
+        of = joints.of if joints else _nothing  # asked for every sequence in every step
+        return StepPlan(
+            step_id=step_id,
+            scheduled=tuple(scheduled_chunk(seq, count, of(seq)) for seq, count in self.chunks.values()),
+            preempted_seq_ids=tuple(seq.seq_id for seq in self.preempted),
+            transfers=kv.take_transfers(),
+        )
+
     def waits(self, num_waiting: int, num_free_seqs: int) -> Waits:
         """Why those who still wait do, now that the step is decided."""
         reason = None
@@ -348,6 +356,10 @@ class _StepDraft:
         elif self.budget <= 0:
             reason = WaitReason.BUDGET
         return Waits(reason, tuple(self.held), num_waiting)
+
+
+def _nothing(seq: Sequence) -> tuple[JoinedTokens, ...]:
+    return ()
 
 
 def _fetch_ahead(waiting: WaitingLine, kv: KVCacheManager, now: float) -> None:
