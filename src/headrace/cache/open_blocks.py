@@ -52,7 +52,7 @@ _NONE = _Source(-1, 0, 0)
 
 
 class OpenBlocks:
-    """The open block of each running sequence, and the copies planned. One thread only."""
+    """The open block of each running sequence, and what is planned of copies and joints. One thread only."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
