@@ -58,6 +58,24 @@ def test_start_shows_progress_and_ends_with_an_engine_that_is_ready() -> None:
     asyncio.run(main())
 
 
+def test_requests_of_one_moment_reach_the_engine_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+    write = asyncio.StreamWriter.write
+
+    def seen_write(writer: asyncio.StreamWriter, data: bytes) -> None:
+        written.append(data)
+        write(writer, data)
+
+    async def main() -> None:
+        async with supervised() as supervisor:
+            monkeypatch.setattr(asyncio.StreamWriter, "write", seen_write)
+            requests = [make_request(f"request-{i}", prompt=(i,), max_tokens=2) for i in range(5)]
+            await asyncio.gather(*(collect(supervisor, request) for request in requests))
+
+    asyncio.run(main())
+    assert max(data.count(b"request-") for data in written) == 5
+
+
 def test_many_requests_at_once_each_get_their_own_text() -> None:
     async def main() -> None:
         async with supervised() as supervisor:

@@ -80,6 +80,7 @@ class EngineChild:
         self._writer = writer
         self._receive = receive
         self._is_ended_by_us = False
+        self._unsent: list[bytes] = []
         self._reading = asyncio.create_task(self._read(), name="engine-child-reader")
 
     @classmethod
@@ -116,14 +117,26 @@ class EngineChild:
     @property
     def is_congested(self) -> bool:
         """Whether too much waits to be read by the child for another request to be sent."""
-        return self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES
+        num_unsent = self._writer.transport.get_write_buffer_size() + sum(map(len, self._unsent))
+        return num_unsent > MAX_UNSENT_BYTES
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message; one to a dead child goes nowhere. Raises ``InvalidRequest`` for text that is not Unicode."""
+        """Queue a message; one to a dead child goes nowhere. Raises ``InvalidRequest`` for text that is not Unicode.
+
+        What is queued in one turn of the loop is written at its end in one piece: requests that belong together reach
+        the engine together, and start in one step.
+        """
         try:
             body = frame(encode(message))
         except (UnicodeEncodeError, FrameError) as error:
             raise InvalidRequest("the request is too large or has text that is not valid Unicode") from error
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(body)
+
+    def _flush(self) -> None:
+        body = b"".join(self._unsent)
+        self._unsent.clear()
         if not self._writer.is_closing():  # uvloop refuses to write to a closed transport
             self._writer.write(body)
 
