@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.core.request import ProgramPlace, Request
+from headrace.core.program_place import ProgramPlace
+from headrace.core.request import Request
 from headrace.core.sequence import Sequence
 from headrace.core.step import PendingMask, StepPlan, StepResult
 from headrace.scheduler.build import PolicyName

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from headrace.core.request import FinishReason, ProgramPlace
+from headrace.core.program_place import ProgramPlace
+from headrace.core.request import FinishReason
 from headrace.core.sequence import SequenceStatus
 from tests.fakes import expected_output, make_request
 from tests.scheduler.harness import EOS, Harness

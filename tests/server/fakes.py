@@ -145,6 +145,7 @@ class ScriptedClient:
     aborted: list[str] = field(default_factory=list)
     dies: bool = False
     num_cleared: int = 0
+    num_spare: int = 0
     confirmed: list[str] = field(default_factory=list)
     timelines: dict[str, list[SequenceTimeline]] = field(default_factory=dict)
 
@@ -179,7 +180,7 @@ class ScriptedClient:
 
     @property
     def num_spare_seqs(self) -> int:
-        return 0
+        return self.num_spare
 
     async def confirm(self, request_id: str) -> None:
         self.confirmed.append(request_id)

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from examples.chaired_judge import ESSAYS, chaired_judge
 from examples.programs import ARGUMENTS, PROGRAMS
 
 from headrace import program as sgl
@@ -17,6 +19,7 @@ from headrace.llm.offline import LLM
 from headrace.program import OpenAI, RuntimeEndpoint
 from headrace.program.api_client import NoSuchRoute
 from headrace.program.server_backend import ServerBackend
+from headrace.program.speculation import Speculation
 from tests.server.fakes import ScriptedClient, spelling
 from tests.server.harness import MODEL, RunningServer, eventually, running_server
 from tests.server.real_engine import TINY_SETTINGS, metric, tiny_backend
@@ -76,6 +79,33 @@ def test_choices_are_scored_alike_where_a_server_runs_no_programs(
     assert chosen[0] == chosen[1]
     assert chosen[2] == chosen[3]
     assert metas[0] == pytest.approx(metas[1], abs=1e-4)
+
+
+def test_a_program_in_a_client_begins_cases_on_a_guess_while_the_server_has_room(
+    endpoint: RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[httpx.Request] = []
+
+    async def note(request: httpx.Request) -> None:
+        sent.append(request)
+
+    assert isinstance(endpoint.backend, ServerBackend)
+    endpoint.backend.client.num_spare_sequences = 5
+    assert endpoint.backend.num_spare_calls() == 5
+    monkeypatch.setattr(endpoint.backend, "num_spare_calls", lambda: 2)  # whatever the server tells meanwhile
+    endpoint.backend.client._http.event_hooks = {"request": [note]}
+    guessed = chaired_judge.run(ESSAYS[0], temperature=0.0, backend=endpoint)
+    endpoint.backend.client._http.event_hooks = {}
+    endpoint.speculation = Speculation(0)
+    in_order = chaired_judge.run(ESSAYS[0], temperature=0.0, backend=endpoint)
+    assert guessed.text() == in_order.text()
+    assert (guessed.usage.num_guesses, in_order.usage.num_guesses) == (2, 0)
+    assert guessed.usage.num_right_guesses == 1
+    guesses = [each.headers["x-request-id"] for each in sent if "x-program-guess" in each.headers]
+    confirmed = [each.url.path.split("/")[3] for each in sent if each.url.path.endswith("/confirm")]
+    assert len(guesses) == 2
+    assert set(confirmed) <= set(guesses)
+    assert len({each.headers["x-program-id"] for each in sent if "x-program-id" in each.headers}) == 1
 
 
 def test_an_interrupted_program_frees_what_it_holds(endpoint: RuntimeEndpoint, real_server: RunningServer) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from headrace.core.errors import InvalidRequest
+from headrace.core.program_place import ProgramPlace
 
 MIN_TARGET_S: Final = 0.001
 MAX_TARGET_S: Final = 7 * 86400.0
@@ -71,6 +72,7 @@ class ServiceTerms(msgspec.Struct, frozen=True):
     tenant: str = ""
     weight: float = 1.0
     priority: int = 0
+    program: ProgramPlace | None = None
 
 
 DEFAULT_TERMS: Final = ServiceTerms()

@@ -80,6 +80,7 @@ class RequestBuilder:
             service_class=terms.service_class,
             tenant=terms.tenant,
             weight=terms.weight,
+            program=terms.program,
         )
         return self.held_to(request, constraint)
 

@@ -5,7 +5,7 @@ Owns the only use of httpx here. It does not know programs.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import httpx
@@ -18,6 +18,7 @@ _MAX_CONNECTIONS = 256
 _DEFAULT_RETRY_S = 1.0
 
 JsonObject = dict[str, Any]
+Headers = Mapping[str, str]
 
 
 class NoSuchRoute(InvalidRequest):
@@ -30,6 +31,7 @@ class ApiClient:
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self.num_spare_sequences = 0
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
             headers=headers,
@@ -44,21 +46,26 @@ class ApiClient:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         _check(response.status_code, response.content, response.headers)
+        self._note_room(response.headers)
         return dict(msgspec.json.decode(response.content))
 
-    async def post(self, path: str, body: JsonObject) -> JsonObject:
+    async def post(self, path: str, body: JsonObject, headers: Headers | None = None) -> JsonObject:
         """The body of the answer to a POST."""
         try:
-            response = await self._http.post(path, json=body)
+            response = await self._http.post(path, json=body, headers=headers)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         _check(response.status_code, response.content, response.headers)
+        self._note_room(response.headers)
         return dict(msgspec.json.decode(response.content))
 
-    async def events(self, path: str, body: JsonObject) -> AsyncGenerator[JsonObject, None]:
+    async def events(
+        self, path: str, body: JsonObject, headers: Headers | None = None
+    ) -> AsyncGenerator[JsonObject, None]:
         """The events of a streamed answer. Closing the generator closes the connection, which ends the request."""
         try:
-            async with self._http.stream("POST", path, json=body) as response:
+            async with self._http.stream("POST", path, json=body, headers=headers) as response:
+                self._note_room(response.headers)
                 if response.status_code != 200:
                     _check(response.status_code, await response.aread(), response.headers)
                 async for line in response.aiter_lines():
@@ -69,6 +76,11 @@ class ApiClient:
                         yield event
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
+
+    def _note_room(self, headers: httpx.Headers) -> None:
+        told = headers.get("x-spare-sequences", "")
+        if told.isdigit():
+            self.num_spare_sequences = int(told)
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -19,7 +19,8 @@ import msgspec
 from headrace.core.client import GuessingClient
 from headrace.core.clock import Clock
 from headrace.core.errors import RequestAborted
-from headrace.core.request import FinishReason, ProgramPlace, Request, RequestOutput
+from headrace.core.program_place import ProgramPlace
+from headrace.core.request import FinishReason, Request, RequestOutput
 from headrace.core.sampling import SamplingParams
 from headrace.core.service_level import DEFAULT_TERMS, ServiceTerms
 from headrace.engine.request_builder import RequestBuilder
@@ -157,8 +158,9 @@ class EngineBackend:
         return msgspec.structs.replace(request, program=self._place(place, now)) if place.program_id else request
 
     def _place(self, place: Place, now: float) -> ProgramPlace:
-        """Where a call stands: its program began with the first call that was made for it."""
-        began = self._began.setdefault(place.program_id, now)
+        """Where a call stands; its program began with its first call, or with what it is itself part of."""
+        outer = self.owner.terms.program
+        began = self._began.setdefault(place.program_id, now if outer is None else outer.began)
         if len(self._began) > _MAX_REMEMBERED_PROGRAMS:
             self._began.pop(next(iter(self._began)))
         return ProgramPlace(place.program_id, began, place.num_tokens_left, place.is_guess)

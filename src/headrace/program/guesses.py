@@ -88,7 +88,8 @@ class _Guess:
         self._parent = parent = before.run
         self._held: list[Callable[[], None]] | None = []
         wanted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.run = parent.guess(Listeners(self._hear_text, self._keep), wanted)
+        hear_text = self._hear_text if parent.is_read_along else None
+        self.run = parent.guess(Listeners(hear_text, self._keep), wanted)
         self._wanted = wanted
         self.stream = before.supposing(self.run, text, known)
 

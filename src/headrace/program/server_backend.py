@@ -7,22 +7,27 @@ the log-probabilities of prompts that hold each choice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import aclosing
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
 
-from headrace.core.errors import InvalidRequest, RequestFailed
+from headrace.core.errors import HeadraceError, InvalidRequest, RequestFailed
 from headrace.core.sampling import SamplingParams
-from headrace.program.api_client import ApiClient, JsonObject, NoSuchRoute
-from headrace.program.backend import Call, ChoiceScore, Form, Generated, OnText, Scores
+from headrace.program.api_client import ApiClient, Headers, JsonObject, NoSuchRoute
+from headrace.program.backend import Call, ChoiceScore, Form, Generated, OnText, Place, Scores
 from headrace.program.document import Document
 from headrace.program.ir import Node, Program, RoleBegin, RoleEnd, Select, Text
 from headrace.program.runtime import Runtime
 from headrace.program.scoring import continuation
 
 _ALWAYS_SENT = ("max_tokens", "temperature")
+
+_MAX_CONFIRMS = 8
+_CONFIRM_AGAIN_S = 0.02
+"""A call may still be on its way when it turns out to be wanted. It is confirmed again after this, twice this..."""
 
 
 class RuntimeEndpoint(Runtime):
@@ -54,25 +59,30 @@ class ServerBackend:
         self.client = client
         self._model = model
         self._scores_by_program = True
+        self._num_running = 0
 
     async def generate(self, document: Document, call: Call, on_text: OnText | None) -> Generated:
         """See ``Backend.generate``."""
         path, prompt = prompt_fields(document)
         body = {"model": self._model, **prompt, **sampling_fields(call.sampling), **form_fields(call.form)}
-        return await ask(self.client, path, body, Answer(call.sampling.n, on_text))
+        async with self._placed(call.place) as headers:
+            return await ask(self.client, path, body, Answer(call.sampling.n, on_text), headers)
 
     async def score(self, document: Document, choices: Sequence[str], call: Call) -> Scores:
         """See ``Backend.score``."""
+        if call.place.wanted is not None:
+            await asyncio.wait((call.place.wanted,))  # a score cannot be asked for on a guess
         if self._scores_by_program:
             try:
-                return await self._score_by_program(document, choices)
+                async with self._placed(call.place) as headers:
+                    return await self._score_by_program(document, choices, headers)
             except NoSuchRoute:
                 self._scores_by_program = False
         return await self._score_by_prompts(document, choices)
 
     def num_spare_calls(self) -> int:
-        """See ``Backend.num_spare_calls``; a server does not tell."""
-        return 0
+        """See ``Backend.num_spare_calls``: what the server told with its latest answer, less what was sent since."""
+        return max(self.client.num_spare_sequences - self._num_running, 0)
 
     def transcript(self, document: Document) -> str:
         """See ``Backend.transcript``; in ChatML, since a server does not tell its template."""
@@ -81,10 +91,34 @@ class ServerBackend:
     async def close(self) -> None:
         await self.client.close()
 
-    async def _score_by_program(self, document: Document, choices: Sequence[str]) -> Scores:
+    @asynccontextmanager
+    async def _placed(self, place: Place) -> AsyncGenerator[Headers, None]:
+        """The headers that say where a call stands; one on a guess is confirmed while it runs, once it is wanted."""
+        request_id = secrets.token_hex(8)
+        confirming = asyncio.ensure_future(self._confirm(request_id, place.wanted)) if place.is_guess else None
+        self._num_running += 1
+        try:
+            yield place_headers(place, request_id)
+        finally:
+            self._num_running -= 1
+            if confirming is not None:
+                confirming.cancel()
+
+    async def _confirm(self, request_id: str, wanted: asyncio.Future[None] | None) -> None:
+        """Tell the server that a call on a guess is wanted, as often as it takes for the call to have come there."""
+        if wanted is None:
+            return
+        await asyncio.wait((wanted,))
+        for attempt in range(_MAX_CONFIRMS):
+            with suppress(HeadraceError):
+                await self.client.post(f"/v1/requests/{request_id}/confirm", {})
+                return
+            await asyncio.sleep(_CONFIRM_AGAIN_S * 2**attempt)
+
+    async def _score_by_program(self, document: Document, choices: Sequence[str], headers: Headers) -> Scores:
         body = (*_nodes(document), Select(choices=tuple(choices), name="choice"))
         program = msgspec.to_builtins(Program(body=body), str_keys=True)
-        reply = await self.client.post("/v1/programs", {"model": self._model, "program": program})
+        reply = await self.client.post("/v1/programs", {"model": self._model, "program": program}, headers)
         meta = reply["captures"]["choice"]["meta"]
         rows = meta["input_token_logprobs"]
         return Scores(
@@ -162,16 +196,26 @@ class Answer:
         )
 
 
-async def ask(client: ApiClient, path: str, body: JsonObject, answer: Answer) -> Generated:
+async def ask(
+    client: ApiClient, path: str, body: JsonObject, answer: Answer, headers: Headers | None = None
+) -> Generated:
     """Send a call and read its answer."""
     if not answer.is_streamed:  # an event for each token costs both sides more than the token's share of the reply
-        answer.take(await client.post(path, body))
+        answer.take(await client.post(path, body, headers))
         return answer.generated()
     streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    async with aclosing(client.events(path, streamed)) as events:
+    async with aclosing(client.events(path, streamed, headers)) as events:
         async for event in events:
             answer.take(event)
     return answer.generated()
+
+
+def place_headers(place: Place, request_id: str) -> Headers:
+    """What tells our server which program a call is of; others do not know the names, and lose nothing."""
+    if not place.program_id:
+        return {}
+    headers = {"x-program-id": place.program_id, "x-program-tokens-left": str(place.num_tokens_left)}
+    return {**headers, "x-program-guess": "true", "x-request-id": request_id} if place.is_guess else headers
 
 
 def prompt_fields(document: Document) -> tuple[str, JsonObject]:

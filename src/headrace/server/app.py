@@ -42,6 +42,7 @@ from headrace.server.limits import BodyLimits, HeaderLimits, HostCheck
 from headrace.server.loop_lag import watch_loop_lag
 from headrace.server.model_names import model_names
 from headrace.server.openapi import openapi_document
+from headrace.server.program_places import ProgramPlaces
 from headrace.server.prompts import ChatEncoder, PromptReader
 from headrace.server.routes import ROUTES, RouteSpec
 from headrace.server.service_desk import ServiceDesk
@@ -90,6 +91,7 @@ def create_context(
         metrics=metrics,
         clock=WallClock(),
         desk=ServiceDesk.of(config),
+        programs=ProgramPlaces(),
         speculation=Speculation(config.max_program_guess_tokens),
         operators=KeyRing(config.admin_key),
         keys=KeyRing((*config.all_keys, *read_key_file(config.api_key_file))),

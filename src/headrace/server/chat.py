@@ -35,7 +35,7 @@ async def create_chat_completion(context: ServerContext, http: HttpRequest) -> A
         check_stream_options(body.value)
         model = context.served_name(body.value.model)
         identity = identify("chatcmpl", model, body.value, record_of(http.scope))
-        terms = context.desk.terms(body.value, http.scope["headers"])
+        terms = context.terms(body.value, http.scope["headers"])
         tools = tool_use(body.value, context.tool_habit, context.limits.max_tools)
         request = await context.in_worker(_prepare, context, body.value, tools, identity, terms)
     usage = UsageMeter([request], context.config.enable_prompt_tokens_details)

@@ -38,7 +38,7 @@ async def create_completion(context: ServerContext, http: HttpRequest) -> App:
         body = COMPLETION_BODY.decode(data, context.config.max_json_depth)
         check_stream_options(body.value)
         identity = identify("cmpl", context.served_name(body.value.model), body.value, record_of(http.scope))
-        terms = context.desk.terms(body.value, http.scope["headers"])
+        terms = context.terms(body.value, http.scope["headers"])
         prepared = await context.in_worker(_prepare, context, body.value, identity, terms)
     reply = CompletionReply(
         identity.head,

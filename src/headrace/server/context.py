@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
 
+import msgspec
+
 from headrace.core.client import ServedClient
 from headrace.core.clock import Clock
 from headrace.core.config import ServeConfig
 from headrace.core.errors import HeadraceError
 from headrace.core.request_limits import RequestLimits
+from headrace.core.service_level import ServiceTerms
 from headrace.engine.reasoning import ReasoningHabit
 from headrace.engine.request_builder import RequestBuilder
 from headrace.engine.tool_formats import ToolHabit
@@ -28,14 +31,18 @@ from headrace.server.access_log import HttpCounters
 from headrace.server.auth import KeyRing
 from headrace.server.errors import RESTART_RETRY_S, unavailable, unknown_model
 from headrace.server.logprobs import TokenView
+from headrace.server.program_places import ProgramPlaces
 from headrace.server.prompts import PromptReader
-from headrace.server.service_desk import ServiceDesk
+from headrace.server.protocol_common import GenerationFields
+from headrace.server.service_desk import Headers, ServiceDesk
 from headrace.server.traffic import Traffic
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 DRAIN_RETRY_S = 10.0
+
+SPARE_HEADER = b"x-spare-sequences"
 
 
 class ServerMetrics(HttpCounters, Protocol):
@@ -91,6 +98,7 @@ class ServerContext:
     metrics: ServerMetrics
     clock: Clock
     desk: ServiceDesk
+    programs: ProgramPlaces
     speculation: Speculation
     keys: KeyRing
     operators: KeyRing
@@ -108,6 +116,17 @@ class ServerContext:
             raise unavailable("the server is shutting down; try another one, or again later", DRAIN_RETRY_S)
         if not self.client.is_ready:
             raise unavailable("the engine is starting; try again in a few seconds", RESTART_RETRY_S)
+
+    def terms(self, fields: GenerationFields, headers: Headers) -> ServiceTerms:
+        """On what terms a request is served, and as part of which program. Raises ``InvalidRequest``."""
+        headers = list(headers)
+        terms = self.desk.terms(fields, headers)
+        program = self.programs.of(headers, terms.tenant, self.clock.now())
+        return terms if program is None else msgspec.structs.replace(terms, program=program)
+
+    def room_headers(self) -> list[tuple[bytes, bytes]]:
+        """How many more sequences could run now and cost the others nothing: clients guess with them."""
+        return [(SPARE_HEADER, str(self.client.num_spare_seqs).encode())]
 
     def served_name(self, asked: str | None) -> str:
         """The model name a reply carries. Raises a 404 for a model that is not served here."""

@@ -6,7 +6,6 @@ Owns the reading of its one-or-many fields. Everything behind is what OpenAI's d
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,7 +62,7 @@ async def create_native(context: ServerContext, http: HttpRequest) -> App:
         fields = GenerationFields(
             priority=body.value.priority, cache_salt=body.value.cache_salt, extra_key=body.value.extra_key
         )
-        terms = context.desk.terms(fields, http.scope["headers"])
+        terms = context.terms(fields, http.scope["headers"])
         job = _Job(body.value, cache_salt(fields, context.limits), record_of(http.scope).request_id)
         requests, answers = await context.in_worker(_prepare, context, job, terms)
     reply = NativeReply(requests, answers, context.tokens, UsageMeter(requests, shows_cached_tokens=True))
@@ -121,8 +120,7 @@ async def abort_request(context: ServerContext, http: HttpRequest) -> Response:
         live = list(context.traffic.owners)
     else:
         tenant = None if is_operator(context.operators, headers) else context.desk.viewer(headers)
-        owners = context.traffic.owners
-        live = [each for each, owner in owners.items() if _names(each, body.rid) and tenant in (None, owner)]
+        live = context.traffic.sent_as(body.rid, tenant)
     await asyncio.gather(*(context.client.abort(each) for each in live))
     return Response(status_code=200)
 
@@ -245,11 +243,6 @@ def _rids(rid: str | list[str] | None, request_id: str, count: int) -> list[str]
         return [sound_request_id(each) or f"{request_id}-{index}" for index, each in enumerate(rid)]
     name = sound_request_id(rid or "") or request_id
     return [name] if count == 1 else [f"{name}-{index}" for index in range(count)]
-
-
-def _names(engine_id: str, rid: str) -> bool:
-    """Whether an engine request was sent as ``rid``, by whatever dialect."""
-    return re.fullmatch(rf"[a-z]+-{re.escape(rid)}-[0-9a-f]{{12}}(-[0-9]+)?", engine_id) is not None
 
 
 def _each(name: str, value: T | list[T], count: int) -> list[T]:

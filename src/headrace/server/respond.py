@@ -79,7 +79,7 @@ def whole_response(
     context: ServerContext, requests: Sequence[Request], reply: Reply, ignored_fields: tuple[str, ...]
 ) -> App:
     """The ASGI response that generates everything and answers once."""
-    return WholeResponse(context, requests, reply, ignored_fields_headers(ignored_fields))
+    return WholeResponse(context, requests, reply, [*ignored_fields_headers(ignored_fields), *context.room_headers()])
 
 
 def stream_response(
@@ -90,7 +90,7 @@ def stream_response(
     interval: int = 1,
 ) -> App:
     """The ASGI response that answers while it generates, ``interval`` tokens or more at a time."""
-    headers = ignored_fields_headers(ignored_fields)
+    headers = [*ignored_fields_headers(ignored_fields), *context.room_headers()]
     events = EventStream(reply, headers, _timing(context), context.keep_alive_comment_s, interval)
     return StreamResponse(context, requests, reply, events)
 

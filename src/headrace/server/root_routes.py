@@ -40,7 +40,9 @@ MAX_DETOKENIZE_IDS = 1 << 20
 async def list_models(context: ServerContext, http: HttpRequest) -> Response:
     """The names this server answers to. Not before it can serve: clients take this list for readiness."""
     context.check_serving()
-    return json_response(ModelList(data=[_card(context, name) for name in context.model_names]))
+    reply = json_response(ModelList(data=[_card(context, name) for name in context.model_names]))
+    reply.raw_headers += context.room_headers()
+    return reply
 
 
 async def show_model(context: ServerContext, http: HttpRequest) -> Response:

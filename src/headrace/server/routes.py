@@ -14,6 +14,7 @@ from headrace.server import root_routes
 from headrace.server.access_log import App
 from headrace.server.chat import create_chat_completion
 from headrace.server.completions import create_completion
+from headrace.server.confirming import ConfirmReply, confirm_request
 from headrace.server.context import ServerContext
 from headrace.server.decisions import create_decision
 from headrace.server.native import (
@@ -104,6 +105,7 @@ ROUTES = (
     RouteSpec("/v1/models", ("GET",), root_routes.list_models, gives=ModelList),
     RouteSpec("/v1/models/{model:path}", ("GET",), root_routes.show_model, gives=ModelCard),
     RouteSpec("/v1/requests/{request_id:path}/timeline", ("GET",), show_timeline, gives=TimelineReply),
+    RouteSpec("/v1/requests/{request_id:path}/confirm", ("POST",), confirm_request, gives=ConfirmReply),
     RouteSpec("/tokenize", ("POST",), root_routes.tokenize, TokenizeRequest, TokenizeResponse),
     RouteSpec("/detokenize", ("POST",), root_routes.detokenize, DetokenizeRequest, DetokenizeResponse),
     RouteSpec("/tokenizer_info", ("GET",), root_routes.tokenizer_info, gives=TokenizerInfo),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -42,6 +43,12 @@ class Traffic:
     def end(self, request: Request) -> None:
         self.num_live -= 1
         self.owners.pop(request.request_id, None)
+
+    def sent_as(self, request_id: str, tenant: str | None) -> list[str]:
+        """The live engine requests that a client sent as ``request_id``, by whatever dialect; of one tenant or any."""
+        engine_id = re.compile(rf"[a-z]+-{re.escape(request_id)}-[0-9a-f]{{12}}(-[0-9]+)?")
+        owned = (each for each, owner in self.owners.items() if tenant in (None, owner))
+        return [each for each in owned if engine_id.fullmatch(each) is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from headrace.core.client import EngineInfo, GuessingClient
-from headrace.core.errors import RequestAborted
+from headrace.core.errors import InvalidRequest, RequestAborted
 from headrace.core.request import Request, RequestOutput
 from headrace.core.service_level import ServiceTerms
 from headrace.program.engine_backend import EngineBackend, Owner
@@ -84,7 +84,9 @@ class Asked(Generic[B]):
 
     def backend(self, fields: GenerationFields) -> EngineBackend:
         """Where its calls go; ``fields`` say on whose behalf and how soon."""
-        terms = self.context.desk.terms(fields, self.http.scope["headers"])
+        terms = self.context.terms(fields, self.http.scope["headers"])
+        if terms.program is not None and terms.program.is_guess:  # its calls have ids that nobody could confirm
+            raise InvalidRequest("x-program-guess is for single generations; leave it out here", "x-program-guess")
         return backend_for(self.context, terms, self.value.cache_salt)
 
 
