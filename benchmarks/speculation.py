@@ -1,8 +1,8 @@
 """What it is worth to begin cases of a branch before it is known which is the one, and what it costs under load.
 
 Starts two servers, one that guesses and one that does not, and runs the program of ``examples/chaired_judge.py`` on
-both in turn: alone, then many at the same time. The answers of both must be the same. ``--json FILE`` writes the
-figures. Run it from the root of the repository as ``python -m benchmarks.speculation``.
+both in turn: alone, then many at the same time, then alone but in a client. The answers of both must be the same.
+``--json FILE`` writes the figures. Run it from the root of the repository as ``python -m benchmarks.speculation``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import msgspec
 from benchmarks.programs import server
 from examples.chaired_judge import ESSAYS, chaired_judge
 
+from headrace.program import RuntimeEndpoint
 from headrace.program.api_client import ApiClient
+from headrace.program.speculation import Speculation
 
 Reply = dict[str, Any]
 
@@ -79,6 +81,33 @@ async def take_turns(urls: tuple[str, str], essays: Sequence[Sequence[str]], num
     return turns
 
 
+def take_client_turns(urls: tuple[str, str], essays: Sequence[Sequence[str]]) -> list[Turn]:
+    """The same with programs that run in this process and call the servers: one guesses, the other does not."""
+    turns = []
+    with RuntimeEndpoint(urls[0]) as guessing, RuntimeEndpoint(urls[1]) as waiting:
+        waiting.speculation = Speculation(0)
+        for number, batch in enumerate(essays):
+            seconds, texts, usages = {}, {}, []
+            for endpoint in (guessing, waiting) if number % 2 == 0 else (waiting, guessing):
+                started = time.perf_counter()
+                texts[endpoint] = []
+                for essay in batch:
+                    state = chaired_judge.run(essay, temperature=0, backend=endpoint)
+                    texts[endpoint].append(state.text())  # waits for its end
+                    usages.append(state.usage)
+                seconds[endpoint] = time.perf_counter() - started
+            assert texts[guessing] == texts[waiting], "the answers differ"
+            turns.append(
+                Turn(
+                    seconds[guessing],
+                    seconds[waiting],
+                    sum(usage.num_guesses for usage in usages),
+                    sum(usage.num_right_guesses for usage in usages),
+                )
+            )
+    return turns
+
+
 def numbered(number: int, count: int) -> list[str]:
     """Essays that no server has seen before."""
     return [f"{ESSAYS[each % len(ESSAYS)]} ({number}.{each})" for each in range(count)]
@@ -94,7 +123,8 @@ def measure(model: str, port: int, num_turns: int, num_at_once: int) -> dict[str
         idle = asyncio.run(take_turns(urls, [numbered(each, 4) for each in range(1, num_turns + 1)], 1))
         batches = [numbered(100 + each, 2 * num_at_once) for each in range(num_turns)]
         loaded = asyncio.run(take_turns(urls, batches, num_at_once))
-    for name, turns in (("alone", idle), (f"{num_at_once} at a time", loaded)):
+        in_client = take_client_turns(urls, [numbered(200 + each, 4) for each in range(num_turns)])
+    for name, turns in (("alone", idle), (f"{num_at_once} at a time", loaded), ("in a client", in_client)):
         speedups = [turn.speedup for turn in turns]
         rights = sum(turn.num_right_guesses for turn in turns)
         guesses = sum(turn.num_guesses for turn in turns)
@@ -102,7 +132,8 @@ def measure(model: str, port: int, num_turns: int, num_at_once: int) -> dict[str
             f"{name:14} {statistics.median(speedups):5.2f} x [{min(speedups):.2f}-{max(speedups):.2f}] as fast as "
             f"without guesses; {rights} of {guesses} were right"
         )
-    return {"idle": [asdict(turn) for turn in idle], "loaded": [asdict(turn) for turn in loaded]}
+    rounds = {"idle": idle, "loaded": loaded, "in_client": in_client}
+    return {name: [asdict(turn) for turn in turns] for name, turns in rounds.items()}
 
 
 def main() -> None:

@@ -277,7 +277,7 @@ def test_streams_and_whole_replies_agree(
 
 def test_sec_24_a_salt_keeps_prompts_apart(idle: RunningServer) -> None:
     def cached(salt: str | None) -> int:
-        usage = idle.complete(prompt="salted " * 10, max_tokens=1, cache_salt=salt).json()["usage"]
+        usage = idle.complete(prompt="~salted " * 10, max_tokens=1, cache_salt=salt).json()["usage"]
         return int(usage["prompt_tokens_details"]["cached_tokens"])
 
     assert cached("one") == 0
