@@ -79,7 +79,7 @@ def whole_response(
     context: ServerContext, requests: Sequence[Request], reply: Reply, ignored_fields: tuple[str, ...]
 ) -> App:
     """The ASGI response that generates everything and answers once."""
-    return WholeResponse(context, requests, reply, [*ignored_fields_headers(ignored_fields), *context.room_headers()])
+    return WholeResponse(context, requests, reply, ignored_fields_headers(ignored_fields))
 
 
 def stream_response(
@@ -120,6 +120,7 @@ class WholeResponse:
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             *self._headers,
+            *self._context.room_headers(),
             *timing.headers(),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
