@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,12 @@ from examples.programs import ARGUMENTS, PROGRAMS
 from headrace import program as sgl
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ProgramError
+from headrace.core.sampling import SamplingParams
 from headrace.llm.offline import LLM
 from headrace.program import OpenAI, RuntimeEndpoint
-from headrace.program.api_client import NoSuchRoute
+from headrace.program.api_client import ApiClient, Headers, JsonObject, NoSuchRoute
+from headrace.program.backend import Call, Place
+from headrace.program.document import Document
 from headrace.program.server_backend import ServerBackend
 from headrace.program.speculation import Speculation
 from tests.server.fakes import ScriptedClient, spelling
@@ -106,6 +110,39 @@ def test_a_program_in_a_client_begins_cases_on_a_guess_while_the_server_has_room
     assert len(guesses) == 2
     assert set(confirmed) <= set(guesses)
     assert len({each.headers["x-program-id"] for each in sent if "x-program-id" in each.headers}) == 1
+
+
+def test_a_guess_is_confirmed_until_the_server_knows_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.program.server_backend._CONFIRM_AGAIN_S", 0.0)
+    confirms: list[str] = []
+
+    class Late(ApiClient):
+        """A server that a call reaches later than what confirms it, more often than any count of tries."""
+
+        async def post(self, path: str, body: JsonObject, headers: Headers | None = None) -> JsonObject:
+            if path.endswith("/confirm"):
+                confirms.append(path)
+                if len(confirms) < 20:
+                    raise NoSuchRoute("no request of yours runs")
+                known.set()
+                return {}
+            await known.wait()
+            return {"id": "c", "choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]}
+
+    async def call() -> None:
+        backend = ServerBackend(Late("http://127.0.0.1:9"), "m")
+        wanted = asyncio.get_running_loop().create_future()
+        place = Place("p", 8, wanted)
+        asking = asyncio.ensure_future(backend.generate(Document(text="x"), Call(SamplingParams(), place=place), None))
+        await asyncio.sleep(0)
+        wanted.set_result(None)
+        assert (await asking).texts == ("x",)
+        await backend.close()
+
+    known = asyncio.Event()
+    asyncio.run(call())
+    assert len(confirms) == 20
+    assert len(set(confirms)) == 1
 
 
 def test_an_interrupted_program_frees_what_it_holds(endpoint: RuntimeEndpoint, real_server: RunningServer) -> None:

@@ -106,6 +106,7 @@ class NativeExecutor:
         return failed
 
     def _written_slots(self, batch: ForwardBatch, sequence: int) -> NDArray[np.int32]:
+        """What the step wrote for a sequence: its own tokens, and those it joined."""
         own = batch.slot_mapping[batch.query_start[sequence] : batch.query_start[sequence + 1]]
         is_own = np.isin(batch.joined_slots // self._block_size, batch.block_tables[sequence])
         return np.concatenate((own, batch.joined_slots[is_own]))

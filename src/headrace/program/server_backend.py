@@ -25,9 +25,9 @@ from headrace.program.scoring import continuation
 
 _ALWAYS_SENT = ("max_tokens", "temperature")
 
-_MAX_CONFIRMS = 8
 _CONFIRM_AGAIN_S = 0.02
-"""A call may still be on its way when it turns out to be wanted. It is confirmed again after this, twice this..."""
+_MAX_CONFIRM_DELAY_S = 1.0
+"""When what the server did not know yet is confirmed again: after the first, then twice that, at most the second."""
 
 
 class RuntimeEndpoint(Runtime):
@@ -95,7 +95,9 @@ class ServerBackend:
     async def _placed(self, place: Place) -> AsyncGenerator[Headers, None]:
         """The headers that say where a call stands; one on a guess is confirmed while it runs, once it is wanted."""
         request_id = secrets.token_hex(8)
-        confirming = asyncio.ensure_future(self._confirm(request_id, place.wanted)) if place.is_guess else None
+        confirming = None
+        if place.wanted is not None and place.is_guess:
+            confirming = asyncio.ensure_future(self._confirm(request_id, place.wanted))
         self._num_running += 1
         try:
             yield place_headers(place, request_id)
@@ -104,16 +106,16 @@ class ServerBackend:
             if confirming is not None:
                 confirming.cancel()
 
-    async def _confirm(self, request_id: str, wanted: asyncio.Future[None] | None) -> None:
-        """Tell the server that a call on a guess is wanted, as often as it takes for the call to have come there."""
-        if wanted is None:
-            return
+    async def _confirm(self, request_id: str, wanted: asyncio.Future[None]) -> None:
+        """Tell the server that a call on a guess is wanted, until it knows, or the call is over and this cancelled."""
         await asyncio.wait((wanted,))
-        for attempt in range(_MAX_CONFIRMS):
-            with suppress(HeadraceError):
+        delay_s = _CONFIRM_AGAIN_S
+        while True:
+            with suppress(HeadraceError):  # the call itself may still be on its way
                 await self.client.post(f"/v1/requests/{request_id}/confirm", {})
                 return
-            await asyncio.sleep(_CONFIRM_AGAIN_S * 2**attempt)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _MAX_CONFIRM_DELAY_S)
 
     async def _score_by_program(self, document: Document, choices: Sequence[str], headers: Headers) -> Scores:
         body = (*_nodes(document), Select(choices=tuple(choices), name="choice"))
