@@ -36,7 +36,8 @@ class LogWriter(logging.Handler):
         self._descriptor = descriptor
         self._max_lines = max_lines
         self._lines: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
-        self._num_dropped = 0
+        self._num_dropped = 0  # counted by those who log, one at a time (``logging.Handler`` locks), and never set back
+        self._num_told = 0  # how many of them the log says: the writing thread's
         threading.Thread(target=self._write_all, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -58,15 +59,17 @@ class LogWriter(logging.Handler):
     def _write_all(self) -> None:
         while True:
             item = self._lines.get()
+            num_dropped = self._num_dropped - self._num_told
+            if num_dropped > 0:
+                self._write(f"log lines dropped here, as nobody read them: {num_dropped}")
+                self._num_told += num_dropped
             if isinstance(item, threading.Event):
                 item.set()
-                continue
-            num_dropped, self._num_dropped = self._num_dropped, 0
-            if num_dropped > 0:
-                item = f"{num_dropped} lines of the log were dropped here, as nobody read it\n{item}"
-            with contextlib.suppress(OSError):  # nobody reads it any more, and there is nowhere else to say so
-                self._write(item.encode("utf-8", "backslashreplace") + b"\n")
+            else:
+                self._write(item)
 
-    def _write(self, data: bytes) -> None:
-        while data:
-            data = data[os.write(self._descriptor, data) :]
+    def _write(self, line: str) -> None:
+        data = line.encode("utf-8", "backslashreplace") + b"\n"
+        with contextlib.suppress(OSError):  # nobody reads it any more, and there is nowhere else to say so
+            while data:
+                data = data[os.write(self._descriptor, data) :]
