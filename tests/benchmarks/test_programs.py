@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from benchmarks.programs import Ways, batch_seconds, decision_figures
-from benchmarks.speculation import numbered, take_turns
+from benchmarks.speculation import Servers, describe, numbered, take_client_turns, take_turns
 
 from headrace.program import RuntimeEndpoint
 from tests.server.harness import RunningServer, running_server
@@ -50,6 +50,10 @@ def test_a_batch_and_decisions_are_timed(endpoint: RuntimeEndpoint) -> None:
 
 
 def test_guessing_and_waiting_take_turns_and_give_the_same(server: RunningServer) -> None:
-    turns = asyncio.run(take_turns((server.url, server.url), [numbered(0, 2), numbered(1, 2)], 2))
-    assert len(turns) == 2
-    assert all(turn.speedup > 0 and turn.num_right_guesses <= turn.num_guesses for turn in turns)
+    urls = Servers(server.url, server.url, server.url)
+    essays = [numbered(0, 2), numbered(1, 2)]
+    for turns in (asyncio.run(take_turns(urls, essays, 2)), take_client_turns(urls, essays)):
+        assert len(turns) == 2
+        assert all(turn.speedup > 0 and turn.noise > 0 for turn in turns)
+        assert all(turn.num_right_guesses <= turn.num_guesses for turn in turns)
+        assert describe("here", turns).startswith("here ")
