@@ -137,6 +137,7 @@ def batches(case: Case, context: int, chunk: int, num_steps: int, vocab_size: in
             seq_lens=np.full(count, start + chunk, np.int32),
             block_tables=tables,
             logit_rows=query_start[1:] - np.int32(1),
+            num_wanted=np.ones(count, np.int32),
         )
 
 
@@ -192,8 +193,8 @@ def lines(
 ) -> tuple[Line, ...]:
     """Operations of one kind together, the dearest first; ``seconds`` is [rounds, steps, operations]."""
     listing = program.listing
-    operations = [*listing.body, *listing.head]
-    rows = [case.sequences * case.chunk] * len(listing.body) + [case.sequences] * len(listing.head)
+    operations = listing.operations
+    rows = [case.sequences * case.chunk] * len(listing.body) + [case.sequences] * len(listing.tail + listing.head)
     fastest, median = seconds.min(0).mean(0), np.median(seconds, 0).mean(0)
     found = []
     for label in dict.fromkeys(map(label_of, operations)):

@@ -99,11 +99,11 @@ std::vector<PackedMatrix> Matrices(const std::vector<MatrixArguments>& arguments
 
 std::vector<float> Copied(const Array1<float>& array) { return {array.data(), array.data() + array.shape(0)}; }
 
-BoundProgram* MakeProgram(const std::vector<int>& shape, std::vector<Operation> body, std::vector<Operation> head,
-                          const std::vector<std::vector<int64_t>>& buffers, std::vector<MatrixArguments> matrices,
-                          const std::vector<Array1<float>>& vectors, const std::vector<RopeArguments>& ropes,
-                          const std::vector<int>& named_buffers, const std::string& kernels,
-                          const std::vector<TuningArguments>& tunings) {
+BoundProgram* MakeProgram(const std::vector<int>& shape, std::vector<Operation> body, std::vector<Operation> tail,
+                          std::vector<Operation> head, const std::vector<std::vector<int64_t>>& buffers,
+                          std::vector<MatrixArguments> matrices, const std::vector<Array1<float>>& vectors,
+                          const std::vector<RopeArguments>& ropes, const std::vector<int>& named_buffers,
+                          const std::string& kernels, const std::vector<TuningArguments>& tunings) {
   const Kernels* chosen = kernels.empty() ? &BestKernels() : KernelsNamed(kernels);
   Require(chosen != nullptr, "these kernels do not exist or this machine cannot run them");
   Require(shape.size() == 6 && named_buffers.size() == 3, "shape has 6 numbers and there are 3 named buffers");
@@ -114,9 +114,9 @@ BoundProgram* MakeProgram(const std::vector<int>& shape, std::vector<Operation> 
     rope_list.push_back({rotary_dim, static_cast<float>(factor), Copied(frequencies)});
   }
   const Shape dims{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5]};
-  return new BoundProgram{Program(dims, std::move(body), std::move(head), Buffers(buffers), Matrices(matrices),
-                                  std::move(copied), std::move(rope_list), named_buffers[0], named_buffers[1],
-                                  named_buffers[2], *chosen, TuningsFrom(tunings)),
+  return new BoundProgram{Program(dims, std::move(body), std::move(tail), std::move(head), Buffers(buffers),
+                                  Matrices(matrices), std::move(copied), std::move(rope_list), named_buffers[0],
+                                  named_buffers[1], named_buffers[2], *chosen, TuningsFrom(tunings)),
                           std::move(matrices)};
 }
 
@@ -242,18 +242,20 @@ NB_MODULE(_native, m) {
       });
 
   nb::class_<BoundProgram>(m, "Program")
-      .def(nb::new_(&MakeProgram), nb::arg("shape"), nb::arg("body"), nb::arg("head"), nb::arg("buffers"),
-           ArrayArg("matrices"), ArrayArg("vectors"), ArrayArg("ropes"), nb::arg("named_buffers"),
+      .def(nb::new_(&MakeProgram), nb::arg("shape"), nb::arg("body"), nb::arg("tail"), nb::arg("head"),
+           nb::arg("buffers"), ArrayArg("matrices"), ArrayArg("vectors"), ArrayArg("ropes"), nb::arg("named_buffers"),
            nb::arg("kernels") = "", nb::arg("tunings") = std::vector<TuningArguments>{})
       .def_prop_ro("kernels", [](const BoundProgram& self) { return self.program.kernels(); })
       .def(
           "run",
           [](const BoundProgram& self, const Array1<int32_t>& input_ids, const Array1<int32_t>& positions,
              const Array1<int32_t>& slot_mapping, const Array1<int32_t>& query_start, const Array1<int32_t>& seq_lens,
-             const Array2<int32_t>& block_tables, const Array1<int32_t>& joined_rows, const Array1<int32_t>& joined_slots,
-             const KvMemory& kv, ThreadPool& pool, Workspace& workspace, const OutArray1<uint8_t>& is_finite) {
+             const Array2<int32_t>& block_tables, const Array1<int32_t>& num_wanted,
+             const Array1<int32_t>& joined_rows, const Array1<int32_t>& joined_slots, const KvMemory& kv,
+             ThreadPool& pool, Workspace& workspace, const OutArray1<uint8_t>& is_finite) {
             const BatchView batch{Span(input_ids), Span(positions), Span(slot_mapping), Span(query_start), Span(seq_lens),
-                                  {block_tables.data(), block_tables.size()}, Span(joined_rows), Span(joined_slots)};
+                                  {block_tables.data(), block_tables.size()}, Span(num_wanted), Span(joined_rows),
+                                  Span(joined_slots)};
             Require(block_tables.shape(0) == seq_lens.shape(0), "block_tables has a row per sequence");
             std::string problem;
             {
@@ -263,8 +265,8 @@ NB_MODULE(_native, m) {
             Raise(problem);
           },
           ArrayArg("input_ids"), ArrayArg("positions"), ArrayArg("slot_mapping"), ArrayArg("query_start"),
-          ArrayArg("seq_lens"), ArrayArg("block_tables"), ArrayArg("joined_rows"), ArrayArg("joined_slots"),
-          nb::arg("kv"), nb::arg("pool"), nb::arg("workspace"), ArrayArg("is_finite"))
+          ArrayArg("seq_lens"), ArrayArg("block_tables"), ArrayArg("num_wanted"), ArrayArg("joined_rows"),
+          ArrayArg("joined_slots"), nb::arg("kv"), nb::arg("pool"), nb::arg("workspace"), ArrayArg("is_finite"))
       .def(
           "head",
           [](const BoundProgram& self, const Array1<int32_t>& rows, ThreadPool& pool, Workspace& workspace,

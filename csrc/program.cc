@@ -12,12 +12,13 @@ constexpr int kMaxSize = 1 << 24;  // of anything a shape counts
 constexpr size_t RoundUp(size_t value) { return CeilDiv(value, kAlignment) * kAlignment; }
 }  // namespace
 
-Program::Program(Shape shape, std::vector<Operation> body, std::vector<Operation> head, std::vector<Buffer> buffers,
-                 std::vector<PackedMatrix> matrices, std::vector<std::vector<float>> vectors, std::vector<Rope> ropes,
-                 int hidden_buffer, int head_input_buffer, int logits_buffer, const Kernels& kernels,
-                 std::vector<MatmulTunings> tunings)
+Program::Program(Shape shape, std::vector<Operation> body, std::vector<Operation> tail, std::vector<Operation> head,
+                 std::vector<Buffer> buffers, std::vector<PackedMatrix> matrices,
+                 std::vector<std::vector<float>> vectors, std::vector<Rope> ropes, int hidden_buffer,
+                 int head_input_buffer, int logits_buffer, const Kernels& kernels, std::vector<MatmulTunings> tunings)
     : shape_(shape),
       body_(std::move(body)),
+      tail_(std::move(tail)),
       head_(std::move(head)),
       buffers_(std::move(buffers)),
       matrices_(std::move(matrices)),
@@ -31,6 +32,7 @@ Program::Program(Shape shape, std::vector<Operation> body, std::vector<Operation
   CheckShape();
   CheckBuffers();
   CheckOperations();
+  taken_over_ = BuffersTakenOver();
   if (tunings_.empty()) tunings_.assign(matrices_.size(), kernels_.matmul_tunings);
   CheckWeights();
   needs_ = Needs();
@@ -73,6 +75,12 @@ void Program::CheckOperations() const {
     CheckOperation(scope, op);
     RequireArgument(op.output != logits_buffer_, "the body cannot write logits");
   }
+  for (const Operation& op : tail_) {
+    CheckOperation(scope, op);
+    RequireArgument(op.output != logits_buffer_, "the tail cannot write logits");
+    RequireArgument(op.kind != OpKind::kEmbed && op.kind != OpKind::kRotateStore,
+                    "the tail has not every row of the batch, and writes no keys and values");
+  }
   for (const Operation& op : head_) {
     CheckOperation(scope, op);
     RequireArgument(op.kind != OpKind::kEmbed && op.kind != OpKind::kRotateStore && op.kind != OpKind::kAttention,
@@ -95,10 +103,30 @@ void Program::CheckWeights() const {
   }
 }
 
+std::vector<int> Program::BuffersTakenOver() const {
+  std::vector<int> taken{hidden_buffer_};
+  std::vector<bool> is_known(buffers_.size());  // taken over, or written by the tail itself
+  is_known[hidden_buffer_] = true;
+  const auto use = [&](int buffer) {
+    if (buffer < 0 || is_known[buffer]) return;
+    RequireArgument(!buffers_[buffer].is_quantized, "the tail cannot use quantised values of the body");
+    is_known[buffer] = true;
+    taken.push_back(buffer);
+  };
+  for (const Operation& op : tail_) {
+    use(op.input);
+    const bool adds = op.kind == OpKind::kNormAdd || op.kind == OpKind::kScale ||
+                      (op.kind == OpKind::kMatmul && op.epilogue == Epilogue::kAdd);
+    if (adds) use(op.output);
+    is_known[op.output] = true;
+  }
+  return taken;
+}
+
 WorkspaceNeeds Program::Needs() const {
   WorkspaceNeeds needs;
   needs.head_dim = shape_.head_dim;
-  needs.num_operations = body_.size() + head_.size();
+  needs.num_operations = body_.size() + tail_.size() + head_.size();
   needs.attention_units_per_row =
       shape_.num_kv_heads * CeilDiv(shape_.num_heads / shape_.num_kv_heads, kMaxQueries);
   for (const Rope& rope : ropes_) needs.angle_row_floats += rope.rotary_dim;

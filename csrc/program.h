@@ -74,6 +74,7 @@ struct BatchView {
   std::span<const int32_t> query_start;                         // [B + 1]
   std::span<const int32_t> seq_lens;                            // [B]
   std::span<const int32_t> block_tables;                        // [B, M]
+  std::span<const int32_t> num_wanted;                          // [B]
   std::span<const int32_t> joined_rows, joined_slots;           // [J]
 
   int num_tokens() const { return static_cast<int>(input_ids.size()); }
@@ -83,28 +84,29 @@ struct BatchView {
 
 class Program {
  public:
-  // Takes descriptions and checks them; `matrices` point into memory that outlives the program. `tunings` has one
-  // entry per matrix, or none: then products are cut up as the kernels propose. Throws std::invalid_argument naming
-  // what does not fit.
-  Program(Shape shape, std::vector<Operation> body, std::vector<Operation> head, std::vector<Buffer> buffers,
-          std::vector<PackedMatrix> matrices, std::vector<std::vector<float>> vectors, std::vector<Rope> ropes,
-          int hidden_buffer, int head_input_buffer, int logits_buffer, const Kernels& kernels = BestKernels(),
-          std::vector<MatmulTunings> tunings = {});
+  // Takes descriptions and checks them; `matrices` point into memory that outlives the program. `body` is for every
+  // token of a batch, `tail` for the rows whose hidden states are wanted, `head` for those that need logits. `tunings`
+  // has one entry per matrix, or none: then products are cut up as the kernels propose. Throws std::invalid_argument
+  // naming what does not fit.
+  Program(Shape shape, std::vector<Operation> body, std::vector<Operation> tail, std::vector<Operation> head,
+          std::vector<Buffer> buffers, std::vector<PackedMatrix> matrices, std::vector<std::vector<float>> vectors,
+          std::vector<Rope> ropes, int hidden_buffer, int head_input_buffer, int logits_buffer,
+          const Kernels& kernels = BestKernels(), std::vector<MatmulTunings> tunings = {});
 
   const Shape& shape() const { return shape_; }
   const char* kernels() const { return kernels_.name; }
   const WorkspaceNeeds& needs() const { return needs_; }
 
-  // Computes the batch: writes its keys and values, leaves the hidden states in the workspace and says of each
-  // sequence whether all of them are finite, [B]. Returns an empty string, or what is wrong with an argument
+  // Computes the batch: writes its keys and values, leaves the wanted hidden states in the workspace and says of each
+  // sequence whether all that was computed is finite, [B]. Returns an empty string, or what is wrong with an argument
   // (then nothing has been written).
   std::string Run(const BatchView& batch, const KvMemory& kv, ThreadPool& pool, Workspace& workspace,
                   std::span<uint8_t> is_finite) const;
 
-  // Logits [rows.size(), vocab_size] of rows of the last run. At most workspace.max_sequences() rows.
+  // Logits [rows.size(), vocab_size] of wanted rows of the last run. At most workspace.max_sequences() rows.
   std::string Head(std::span<const int32_t> rows, ThreadPool& pool, Workspace& workspace, float* logits) const;
 
-  // The hidden states of the last run, [num_tokens, hidden_size]; null if the workspace was made for another program.
+  // The wanted hidden states of the last run, [rows, hidden_size]; null if the workspace was made for another program.
   const float* hidden(const Workspace& workspace) const;
 
  private:
@@ -115,6 +117,7 @@ class Program {
   void CheckBuffers() const;
   void CheckWeights() const;
   void CheckOperations() const;
+  std::vector<int> BuffersTakenOver() const;
   WorkspaceNeeds Needs() const;
   // What keeps the program from running with these, or an empty string.
   std::string Misfit(const ThreadPool& pool, const Workspace& workspace) const;
@@ -122,7 +125,9 @@ class Program {
                           const Workspace& workspace) const;
   std::string BatchProblem(const BatchView& batch, const KvMemory& kv) const;
   std::string LengthProblem(const BatchView& batch, const ThreadPool& pool, const Workspace& workspace) const;
-  // Executes `operations`, the first of which is the program's operation `first` (the head's follow the body's).
+  // What the tail finds of the wanted rows, moved up so that they lie side by side.
+  void MoveUp(const Context& context) const;
+  // Executes `operations`, the first of which is the program's operation `first`, in the order body, tail, head.
   void ExecuteAll(const std::vector<Operation>& operations, size_t first, const Context& context) const;
   void Execute(const Operation& op, const Context& context) const;
   void Embed(const Operation& op, const Context& context) const;
@@ -133,16 +138,16 @@ class Program {
   void Gate(const Operation& op, const Context& context) const;
   void Scale(const Operation& op, const Context& context) const;
   void ComputeAngles(const Context& context) const;
-  void CheckFinite(const Context& context, std::span<uint8_t> is_finite) const;
 
   Shape shape_;
-  std::vector<Operation> body_, head_;
+  std::vector<Operation> body_, tail_, head_;
   std::vector<Buffer> buffers_;
   std::vector<PackedMatrix> matrices_;
   std::vector<MatmulTunings> tunings_;  // of each matrix
   std::vector<std::vector<float>> vectors_;
   std::vector<Rope> ropes_;
   int hidden_buffer_, head_input_buffer_, logits_buffer_;
+  std::vector<int> taken_over_;  // buffers with values of the body that the tail uses, the hidden states among them
   const Kernels& kernels_;
   WorkspaceNeeds needs_;
 };

@@ -23,6 +23,12 @@ void ForRows(ThreadPool& pool, int num_rows, const Body& body) {
   });
 }
 
+bool AllFinite(const float* begin, const float* end) {
+  float poison = 0.0f;  // stays zero unless a value is infinite or not a number
+  for (const float* x = begin; x != end; ++x) poison += *x * 0.0f;
+  return poison == 0.0f;
+}
+
 }  // namespace
 
 struct Program::Context {
@@ -40,6 +46,7 @@ struct Program::Context {
     return reinterpret_cast<float*>(workspace.arena_.data() + buffers[id].offset * workspace.max_tokens_);
   }
   float* FloatRow(int id, int row) const { return Floats(id) + static_cast<size_t>(row) * buffers[id].width; }
+  bool AreFinite(int id, int row, int row_end) const { return AllFinite(FloatRow(id, row), FloatRow(id, row_end)); }
 
   int8_t* QuantizedValues(int id) const {
     return reinterpret_cast<int8_t*>(workspace.arena_.data() + buffers[id].offset * workspace.max_tokens_);
@@ -63,7 +70,8 @@ std::string Program::BatchProblem(const BatchView& batch, const KvMemory& kv) co
     return std::all_of(values.begin(), values.end(), [limit](int32_t v) { return v >= 0 && v < limit; });
   };
   if (batch.positions.size() != batch.input_ids.size() || batch.slot_mapping.size() != batch.input_ids.size() ||
-      batch.query_start.size() != batch.seq_lens.size() + 1 || batch.block_tables.size() % batch.num_sequences() != 0) {
+      batch.query_start.size() != batch.seq_lens.size() + 1 || batch.num_wanted.size() != batch.seq_lens.size() ||
+      batch.block_tables.size() % batch.num_sequences() != 0) {
     return "the batch's arrays do not agree in length";
   }
   if (!all_in(batch.input_ids, shape_.vocab_size)) return "a token id is out of bounds";
@@ -78,6 +86,7 @@ std::string Program::BatchProblem(const BatchView& batch, const KvMemory& kv) co
     const int64_t count = int64_t{batch.query_start[b + 1]} - batch.query_start[b];
     const int64_t room = int64_t{batch.max_blocks()} * kv.block_size();
     if (count < 1 || batch.seq_lens[b] < count || batch.seq_lens[b] > room) return "a sequence's length is out of bounds";
+    if (batch.num_wanted[b] < 0 || batch.num_wanted[b] > count) return "num_wanted is out of bounds";
   }
   return {};
 }
@@ -115,22 +124,35 @@ std::string Program::Run(const BatchView& batch, const KvMemory& kv, ThreadPool&
     problem = "is_finite and the batch do not agree in length";
   }
   if (!problem.empty()) return problem;
-  const Context context{&batch, &kv, pool, workspace, buffers_, batch.num_tokens(), logits_buffer_, nullptr};
-  ComputeAngles(context);
-  ExecuteAll(body_, 0, context);
-  workspace.num_hidden_rows_ = batch.num_tokens();
-  CheckFinite(context, is_finite);
+  workspace.wanted_.Find(batch);
+  const Context whole{&batch, &kv, pool, workspace, buffers_, batch.num_tokens(), logits_buffer_, nullptr};
+  ComputeAngles(whole);
+  ExecuteAll(body_, 0, whole);
+  for (int b = 0; b < batch.num_sequences(); ++b) {  // the rows that end here; of the others see below
+    is_finite[b] = std::all_of(taken_over_.begin(), taken_over_.end(), [&](int buffer) {
+      return whole.AreFinite(buffer, batch.query_start[b], batch.query_start[b + 1] - batch.num_wanted[b]);
+    });
+  }
+  const WantedRows& wanted = workspace.wanted_;
+  if (wanted.count() == 0) return {};
+  MoveUp(whole);
+  BatchView rest = batch;
+  rest.query_start = wanted.query_start();
+  ExecuteAll(tail_, body_.size(), {&rest, &kv, pool, workspace, buffers_, wanted.count(), logits_buffer_, nullptr});
+  for (int b = 0; b < batch.num_sequences(); ++b) {
+    is_finite[b] &= whole.AreFinite(hidden_buffer_, wanted.query_start()[b], wanted.query_start()[b + 1]);
+  }
   return {};
 }
 
-void Program::CheckFinite(const Context& context, std::span<uint8_t> is_finite) const {
-  const BatchView& batch = *context.batch;
-  for (int b = 0; b < batch.num_sequences(); ++b) {
-    const float* begin = context.FloatRow(hidden_buffer_, batch.query_start[b]);
-    const float* end = context.FloatRow(hidden_buffer_, batch.query_start[b + 1]);
-    float poison = 0.0f;  // stays zero unless a value is infinite or not a number
-    for (const float* x = begin; x != end; ++x) poison += *x * 0.0f;
-    is_finite[b] = poison == 0.0f;
+void Program::MoveUp(const Context& context) const {
+  const std::span<const int32_t> rows = context.workspace.wanted_.rows();
+  for (const int buffer : taken_over_) {
+    const size_t row_bytes = buffers_[buffer].row_bytes();
+    for (int place = 0; place < static_cast<int>(rows.size()); ++place) {  // upwards, so that nothing is overwritten
+      if (rows[place] == place) continue;
+      std::memcpy(context.FloatRow(buffer, place), context.FloatRow(buffer, rows[place]), row_bytes);
+    }
   }
 }
 
@@ -140,14 +162,16 @@ std::string Program::Head(std::span<const int32_t> rows, ThreadPool& pool, Works
   const int num_rows = static_cast<int>(rows.size());
   if (num_rows > workspace.max_sequences_) return "too many rows at once";
   for (int32_t row : rows) {
-    if (row < 0 || row >= workspace.num_hidden_rows_) return "a row is not of the last run";
+    if (row < 0 || row >= workspace.wanted_.num_batch_rows()) return "a row is not of the last run";
+    if (workspace.wanted_.PlaceOf(row) < 0) return "a row was not wanted of the last run";
   }
   const Context context{nullptr, nullptr, pool, workspace, buffers_, num_rows, logits_buffer_, logits};
   for (int i = 0; i < num_rows; ++i) {
-    std::memcpy(context.FloatRow(head_input_buffer_, i), context.FloatRow(hidden_buffer_, rows[i]),
+    const int place = workspace.wanted_.PlaceOf(rows[i]);
+    std::memcpy(context.FloatRow(head_input_buffer_, i), context.FloatRow(hidden_buffer_, place),
                 shape_.hidden_size * sizeof(float));
   }
-  ExecuteAll(head_, body_.size(), context);
+  ExecuteAll(head_, body_.size() + tail_.size(), context);
   return {};
 }
 

@@ -25,6 +25,7 @@ Workspace::Workspace(const Program& program, int max_tokens, int max_sequences, 
     : max_tokens_(CheckedTokens(max_tokens, max_sequences, num_threads, max_context)),
       max_sequences_(max_sequences),
       needs_(program.needs()),
+      wanted_(max_tokens, max_sequences),
       arena_(CheckedProduct({needs_.arena_row_bytes, static_cast<size_t>(max_tokens)})),
       angles_(CheckedProduct({needs_.angle_row_floats, static_cast<size_t>(max_tokens), sizeof(float)})),
       partial_values_(

@@ -7,6 +7,7 @@
 
 #include "memory.h"
 #include "ops/attention.h"
+#include "wanted_rows.h"
 
 namespace headrace {
 
@@ -21,7 +22,7 @@ struct WorkspaceNeeds {
   size_t scratch_bytes = 0;
   size_t attention_units_per_row = 0;
   size_t head_dim = 0;
-  size_t num_operations = 0;  // of body and head
+  size_t num_operations = 0;  // of body, tail and head
 
   bool operator==(const WorkspaceNeeds&) const = default;
 };
@@ -37,7 +38,7 @@ class Workspace {
 
   // From now on runs add up how long each operation takes, at the cost of two clock reads for each.
   void StartTiming();
-  // Seconds of each operation since then, those of the body before those of the head; empty if never started.
+  // Seconds of each operation since then, in the order body, tail, head; empty if never started.
   std::span<const double> operation_seconds() const { return operation_seconds_; }
 
  private:
@@ -45,7 +46,7 @@ class Workspace {
   int max_tokens_, max_sequences_;
   std::vector<double> operation_seconds_;
   WorkspaceNeeds needs_;                    // of the program it was made for
-  int num_hidden_rows_ = 0;                 // rows of the last run that `head` may ask for
+  WantedRows wanted_;                       // of the last run: what `head` may ask for
   AlignedBytes arena_;
   AlignedBytes angles_;                     // per rope: cosines then sines, [max_tokens, rotary_dim / 2] each
   std::vector<std::unique_ptr<AlignedBytes>> scratch_;  // one per thread

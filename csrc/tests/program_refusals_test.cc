@@ -14,21 +14,22 @@ namespace {
 // The arrays of a good batch of two sequences, for tests that spoil one thing.
 struct Arrays {
   std::vector<int32_t> ids{1, 2, 3, 4, 5}, positions{0, 1, 2, 0, 1}, slots{0, 1, 2, 16, 17};
-  std::vector<int32_t> query_start{0, 3, 5}, seq_lens{3, 2}, tables{0, 1};
+  std::vector<int32_t> query_start{0, 3, 5}, seq_lens{3, 2}, tables{0, 1}, num_wanted{3, 2};
   std::vector<uint8_t> is_finite{2, 2};
+
+  BatchView View() const { return {ids, positions, slots, query_start, seq_lens, tables, num_wanted, {}, {}}; }
 };
 
 TEST("program: every batch that does not fit is refused with a reason, and what follows is unharmed") {
   const TinyModel model(WeightFormat::kF32, 11);
   TinyEngine engine(model, KvFormat::kF32, 1, 600);
   const auto run = [&](Arrays& a) {
-    return engine.program->Run({a.ids, a.positions, a.slots, a.query_start, a.seq_lens, a.tables}, engine.kv,
-                               engine.pool, engine.workspace, a.is_finite);
+    return engine.program->Run(a.View(), engine.kv, engine.pool, engine.workspace, a.is_finite);
   };
   constexpr int32_t kMin = std::numeric_limits<int32_t>::min(), kMax = std::numeric_limits<int32_t>::max();
   const int32_t num_slots = TinyEngine::kNumBlocks * TinyEngine::kBlockSize;
   const std::vector<std::function<void(Arrays&)>> spoils = {
-      [](Arrays& a) { a = {{}, {}, {}, {0}, {}, {}, {}}; },
+      [](Arrays& a) { a = {{}, {}, {}, {0}, {}, {}, {}, {}}; },
       [](Arrays& a) { a.ids.pop_back(); },
       [](Arrays& a) { a.positions.push_back(0); },
       [](Arrays& a) { a.slots.pop_back(); },
@@ -36,6 +37,12 @@ TEST("program: every batch that does not fit is refused with a reason, and what 
       [](Arrays& a) { a.seq_lens.pop_back(); },
       [](Arrays& a) { a.tables.push_back(0); },
       [](Arrays& a) { a.tables.clear(); },
+      [](Arrays& a) { a.num_wanted.pop_back(); },
+      [](Arrays& a) { a.num_wanted.clear(); },
+      [](Arrays& a) { a.num_wanted[0] = -1; },
+      [](Arrays& a) { a.num_wanted[1] = 3; },
+      [](Arrays& a) { a.num_wanted[1] = kMin; },
+      [](Arrays& a) { a.num_wanted[0] = kMax; },
       [](Arrays& a) { a.is_finite.pop_back(); },
       [](Arrays& a) { a.ids[4] = -1; },
       [](Arrays& a) { a.ids[0] = kVocab; },
@@ -71,12 +78,14 @@ TEST("program: every batch that does not fit is refused with a reason, and what 
              {0, count},
              {count},
              std::vector<int32_t>(8),
+             {1},
              {2}};
       },
       [](Arrays& a) {
         const int count = TinyEngine::kMaxSequences + 1;
-        a = {std::vector<int32_t>(count),    std::vector<int32_t>(count), std::vector<int32_t>(count),   {0},
-             std::vector<int32_t>(count, 1), std::vector<int32_t>(count), std::vector<uint8_t>(count, 2)};
+        a = {std::vector<int32_t>(count),    std::vector<int32_t>(count), std::vector<int32_t>(count),    {0},
+             std::vector<int32_t>(count, 1), std::vector<int32_t>(count), std::vector<int32_t>(count, 1),
+             std::vector<uint8_t>(count, 2)};
         for (int i = 1; i <= count; ++i) a.query_start.push_back(i);
       },
   };
@@ -95,7 +104,7 @@ TEST("program: every batch that does not fit is refused with a reason, and what 
   CHECK_EQ(FirstDifference({engine.program->hidden(engine.workspace), 5 * kHidden}, expected), -1);
 }
 
-TEST("program: logits are only of rows of the last run") {
+TEST("program: logits are only of wanted rows of the last run") {
   const TinyModel model(WeightFormat::kF32, 12);
   TinyEngine engine(model, KvFormat::kF32, 1);
   std::vector<float> logits(9 * kVocab);
@@ -109,6 +118,11 @@ TEST("program: logits are only of rows of the last run") {
   CHECK(!head({3}).empty());
   CHECK(!head({-1}).empty());
   CHECK(!head({std::numeric_limits<int32_t>::max()}).empty());
+  engine.Step({{1, {1, 2, 3}}, {2, {4}}, {3, {5, 6}}}, {{1, 2}, {2, 0}, {3, 1}});
+  CHECK(head({5, 1, 2}).empty());
+  for (const int32_t row : {0, 3, 4}) CHECK_EQ(head({row}), "a row was not wanted of the last run");
+  engine.Step({{1, {1, 2}}}, {{1, 0}});
+  CHECK(!head({0}).empty() && !head({1}).empty());
   CHECK(!head(std::vector<int32_t>(TinyEngine::kMaxSequences + 1)).empty());
 }
 
@@ -118,8 +132,7 @@ TEST("program: memory, threads and workspace of another program are refused") {
   TinyEngine engine(model, KvFormat::kF32, 1), int8_engine(int8_model, KvFormat::kF32, 1);
   Arrays a;
   const auto run = [&](const Program& program, const KvMemory& kv, ThreadPool& pool, Workspace& workspace) {
-    return program.Run({a.ids, a.positions, a.slots, a.query_start, a.seq_lens, a.tables}, kv, pool, workspace,
-                       a.is_finite);
+    return program.Run(a.View(), kv, pool, workspace, a.is_finite);
   };
   CHECK_EQ(run(*engine.program, engine.kv, engine.pool, engine.workspace), "");
   CHECK_EQ(run(*engine.program, int8_engine.kv, int8_engine.pool, engine.workspace), "");  // of the same shape
@@ -174,11 +187,10 @@ TEST("program: an operation that does not fit is refused when the program is bui
   const ProgramParts parts = PartsBuilder(model).Build();
   parts.Build();
   const auto check = [&](const char* what, auto&& spoil) {
-    for (const bool is_head : {false, true}) {
-      const size_t count = (is_head ? parts.head : parts.body).size();
-      for (size_t i = 0; i < count; ++i) {
+    for (const auto list : {&ProgramParts::body, &ProgramParts::tail, &ProgramParts::head}) {
+      for (size_t i = 0; i < (parts.*list).size(); ++i) {
         ProgramParts spoilt = parts;
-        Operation& op = (is_head ? spoilt.head : spoilt.body)[i];
+        Operation& op = (spoilt.*list)[i];
         if (!spoil(op)) continue;
         bool threw = false;
         try {
@@ -186,7 +198,7 @@ TEST("program: an operation that does not fit is refused when the program is bui
         } catch (const std::invalid_argument&) {
           threw = true;
         }
-        CHECK(threw, what, "operation", i, "of kind", static_cast<int>(op.kind), "in head", is_head);
+        CHECK(threw, what, "operation", i, "of kind", static_cast<int>(op.kind), "in head", list == &ProgramParts::head);
       }
     }
   };
@@ -223,21 +235,28 @@ TEST("program: an operation that does not fit is refused when the program is bui
   });
 }
 
-TEST("program: operations that need a batch have no place in the head, nor logits in the body") {
-  const TinyModel model(WeightFormat::kF32, 16);
+TEST("program: operations have no place where what they need is not there") {
+  const TinyModel model(WeightFormat::kInt8, 16);
   const ProgramParts parts = PartsBuilder(model).Build();
-  for (const Operation& op : parts.body) {
-    if (op.kind != OpKind::kEmbed && op.kind != OpKind::kRotateStore && op.kind != OpKind::kAttention) continue;
+  const auto check = [&](auto list, const Operation& op) {
     ProgramParts spoilt = parts;
-    spoilt.head.push_back(op);
+    (spoilt.*list).push_back(op);
     CHECK_THROWS(spoilt.Build(), std::invalid_argument);
+  };
+  for (const Operation& op : parts.body) {
+    const bool needs_every_row = op.kind == OpKind::kEmbed || op.kind == OpKind::kRotateStore;
+    if (needs_every_row) check(&ProgramParts::tail, op);
+    if (needs_every_row || op.kind == OpKind::kAttention) check(&ProgramParts::head, op);
   }
   for (const Operation& op : parts.head) {
     if (op.output != parts.logits_buffer) continue;
-    ProgramParts spoilt = parts;
-    spoilt.body.push_back(op);
-    CHECK_THROWS(spoilt.Build(), std::invalid_argument);
+    check(&ProgramParts::body, op);
+    check(&ProgramParts::tail, op);
   }
+  ProgramParts spoilt = parts;  // what was quantised in the body cannot be moved up
+  spoilt.body.insert(spoilt.body.end(), spoilt.tail.begin(), spoilt.tail.end() - 2);
+  spoilt.tail.erase(spoilt.tail.begin(), spoilt.tail.end() - 2);
+  CHECK_THROWS(spoilt.Build(), std::invalid_argument);
 }
 
 TEST("program: shapes, buffers, matrices and ropes that contradict themselves are refused") {

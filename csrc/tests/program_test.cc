@@ -123,6 +123,42 @@ TEST("program: a token's bits depend on nothing but its sequence: not on chunks,
   }
 }
 
+TEST("program: what nobody wants is left out, and the bits of what is wanted stay") {
+  const std::map<int, std::vector<int>> first{
+      {1, Tokens(20, 21)}, {2, Tokens(7, 22)}, {3, Tokens(1, 23)}, {4, Tokens(9, 24)}};
+  const std::map<int, std::vector<int>> second{{1, Tokens(1, 25)}, {2, Tokens(5, 26)}, {3, Tokens(2, 27)}};
+  for (const WeightFormat weights : kAllFormats) {
+    for (const Kernels* kernels : AvailableKernels()) {
+      const TinyModel model(weights, 28);
+      TinyEngine whole(model, KvFormat::kF16, 2, 2048, *kernels), part(model, KvFormat::kF16, 2, 2048, *kernels);
+      const std::vector<float> all = whole.Step(first).hidden;
+      const TinyEngine::Result wanted = part.Step(first, {{1, 3}, {2, 0}, {3, 1}, {4, 9}});
+      CHECK(wanted.is_finite == (std::vector<uint8_t>{1, 1, 1, 1}));
+      std::vector<float> expected(all.begin() + 17 * kHidden, all.begin() + 20 * kHidden);
+      expected.insert(expected.end(), all.begin() + 27 * kHidden, all.end());
+      CHECK_EQ(FirstDifference(wanted.hidden, expected), -1, kernels->name, static_cast<int>(weights));
+      CHECK_EQ(FirstDifference(part.Logits({36, 18}), whole.Logits({36, 18})), -1, kernels->name);
+      CHECK(part.Step({{1, {4, 5}}}, {{1, 0}}).hidden.empty());
+      whole.Step({{1, {4, 5}}});
+      CHECK_EQ(FirstDifference(part.Step(second).hidden, whole.Step(second).hidden), -1, kernels->name);
+    }
+  }
+}
+
+TEST("program: what goes wrong in rows that nobody wants is told all the same") {
+  TinyModel model(WeightFormat::kF32, 29);
+  const float nan = NAN;
+  std::memcpy(model.embedding.bytes.data() + 5 * sizeof(float), &nan, sizeof(nan));  // token 5
+  TinyEngine engine(model, KvFormat::kF32, 1);
+  const std::map<int, std::vector<int>> chunks{{1, {1, 5, 2}}, {2, {1, 2, 3}}, {3, {1, 2, 5}}};
+  for (const auto& wanted : std::vector<std::map<int, int>>{{{1, 0}, {2, 0}, {3, 0}}, {{1, 1}, {2, 2}, {3, 1}}, {}}) {
+    CHECK(engine.Step(chunks, wanted).is_finite == (std::vector<uint8_t>{0, 1, 0}), "wanted", wanted.size());
+  }
+  TinyModel late(WeightFormat::kF32, 30);  // finite up to the last layer's values
+  late.layers[kLayers - 1].qkv_bias.back() = INFINITY;
+  CHECK(TinyEngine(late, KvFormat::kF32, 1).Step({{1, {1, 2}}}, {{1, 0}}).is_finite == (std::vector<uint8_t>{0}));
+}
+
 TEST("program: a sequence that goes wrong says so, disturbs no other, and leaves nothing behind when cleared") {
   for (const WeightFormat weights : {WeightFormat::kF32, WeightFormat::kInt4}) {
     for (const KvFormat format : kAllKvFormats) {
@@ -240,7 +276,7 @@ TEST("program: a run allocates nothing") {
   KvMemory kv(program->shape(), KvFormat::kF16, 64, 16);
   ThreadPool pool(2);
   Workspace workspace(*program, 64, 8, 2, 1024);
-  std::vector<int32_t> ids(64, 3), positions(64), slots(64), tables(64), rows{0};
+  std::vector<int32_t> ids(64, 3), positions(64), slots(64), tables(64), rows{0}, one{1}, all{64};
   for (int i = 0; i < 64; ++i) positions[i] = i, slots[i] = i, tables[i] = i;
   const std::vector<int32_t> prompt_start{0, 64}, prompt_len{64}, decode_start{0, 1}, decode_len{1024};
   std::vector<uint8_t> is_finite(1);
@@ -248,10 +284,12 @@ TEST("program: a run allocates nothing") {
   const std::span<const int32_t> one_id(ids.data(), 1), one_position(&positions[63], 1), one_slot(&slots[63], 1);
   const size_t before = NumAllocations();
   const bool is_prompt_fine =
-      program->Run({ids, positions, slots, prompt_start, prompt_len, tables}, kv, pool, workspace, is_finite).empty();
-  const bool is_decode_fine =
-      program->Run({one_id, one_position, one_slot, decode_start, decode_len, tables}, kv, pool, workspace, is_finite)
+      program->Run({ids, positions, slots, prompt_start, prompt_len, tables, all, {}, {}}, kv, pool, workspace, is_finite)
           .empty();
+  const bool is_decode_fine = program
+                                  ->Run({one_id, one_position, one_slot, decode_start, decode_len, tables, one, {}, {}},
+                                        kv, pool, workspace, is_finite)
+                                  .empty();
   const bool is_head_fine = program->Head(rows, pool, workspace, logits.data()).empty();
   CHECK_EQ(NumAllocations(), before);
   CHECK(is_prompt_fine && is_decode_fine && is_head_fine);

@@ -58,7 +58,7 @@ struct TinyModel {
 // What Program's constructor takes, to be built as it is or spoilt first.
 struct ProgramParts {
   Shape shape{kVocab, kHidden, kHeads, kKvHeads, kHeadDim, kLayers};
-  std::vector<Operation> body, head;
+  std::vector<Operation> body, tail, head;
   std::vector<Buffer> buffers;
   std::vector<PackedMatrix> matrices;
   std::vector<std::vector<float>> vectors;
@@ -66,7 +66,7 @@ struct ProgramParts {
   int hidden_buffer = 0, head_input_buffer = 0, logits_buffer = 0;
 
   std::unique_ptr<Program> Build(const Kernels& kernels = BestKernels()) const {
-    return std::make_unique<Program>(shape, body, head, buffers, matrices, vectors, ropes, hidden_buffer,
+    return std::make_unique<Program>(shape, body, tail, head, buffers, matrices, vectors, ropes, hidden_buffer,
                                      head_input_buffer, logits_buffer, kernels);
   }
 };
@@ -81,13 +81,13 @@ class PartsBuilder {
     const int normed_int8 = Int8(kHidden), attended_int8 = Int8(kAttended), gated_int8 = Int8(kInner);
     const int normed_in = is_quantized_ ? normed_int8 : normed, attended_in = is_quantized_ ? attended_int8 : attended;
     const int gated_in = is_quantized_ ? gated_int8 : gated;
-    parts_.body.push_back(
+    listed_->push_back(
         {.kind = OpKind::kEmbed, .output = hidden, .matrix = Matrix(model_.embedding), .scale = kEmbeddingScale});
     for (int index = 0; index < kLayers; ++index) {
       const TinyLayer& layer = model_.layers[index];
       AddNorm(hidden, normed_in, layer.attention_norm);
       AddMatmul(normed_in, qkv, layer.qkv, Vector(layer.qkv_bias), Epilogue::kStore, 1.0f);
-      parts_.body.push_back({.kind = OpKind::kRotateStore,
+      listed_->push_back({.kind = OpKind::kRotateStore,
                              .input = qkv,
                              .output = qkv,
                              .vector = Vector(layer.query_norm),
@@ -97,17 +97,18 @@ class PartsBuilder {
                              .norm_whole = index == 1,
                              .scale = kQueryScale,
                              .eps = kEps});
-      parts_.body.push_back({.kind = OpKind::kAttention,
+      if (index == kLayers - 1) listed_ = &parts_.tail;
+      listed_->push_back({.kind = OpKind::kAttention,
                              .input = qkv,
                              .output = attended,
                              .layer = index,
                              .window = index == 0 ? kWindow : 0,
                              .soft_cap = index == 0 ? 0.0f : kAttentionCap});
-      if (is_quantized_) parts_.body.push_back({.kind = OpKind::kQuantize, .input = attended, .output = attended_int8});
+      if (is_quantized_) listed_->push_back({.kind = OpKind::kQuantize, .input = attended, .output = attended_int8});
       AddBlock(index, attended_in, layer.output, hidden, block);
       AddNorm(hidden, normed_in, layer.feed_forward_norm);
       AddMatmul(normed_in, gate_up, layer.gate_up, -1, Epilogue::kStore, 1.0f);
-      parts_.body.push_back({.kind = OpKind::kGate,
+      listed_->push_back({.kind = OpKind::kGate,
                              .input = gate_up,
                              .output = gated_in,
                              .activation = index == 0 ? Activation::kSilu : Activation::kGeluTanh});
@@ -144,11 +145,11 @@ class PartsBuilder {
     return static_cast<int>(parts_.vectors.size()) - 1;
   }
   void AddNorm(int input, int output, const std::vector<float>& weight) {
-    parts_.body.push_back(
+    listed_->push_back(
         {.kind = OpKind::kNorm, .input = input, .output = output, .vector = Vector(weight), .eps = kEps});
   }
   void AddMatmul(int input, int output, const OwnedMatrix& matrix, int bias, Epilogue epilogue, float scale) {
-    parts_.body.push_back({.kind = OpKind::kMatmul,
+    listed_->push_back({.kind = OpKind::kMatmul,
                            .input = input,
                            .output = output,
                            .matrix = Matrix(matrix),
@@ -160,7 +161,7 @@ class PartsBuilder {
   void AddBlock(int layer, int input, const OwnedMatrix& matrix, int hidden, int block) {
     if (layer == 0) return AddMatmul(input, hidden, matrix, -1, Epilogue::kAdd, kResidualScale);
     AddMatmul(input, block, matrix, -1, Epilogue::kStore, 1.0f);
-    parts_.body.push_back({.kind = OpKind::kNormAdd,
+    listed_->push_back({.kind = OpKind::kNormAdd,
                            .input = block,
                            .output = hidden,
                            .vector = Vector(model_.layers[layer].post_norm),
@@ -171,6 +172,7 @@ class PartsBuilder {
   const TinyModel& model_;
   const bool is_quantized_;
   ProgramParts parts_;
+  std::vector<Operation>* listed_ = &parts_.body;
   size_t next_offset_ = 0;
 };
 
@@ -191,14 +193,15 @@ class TinyEngine {
   }
 
   struct Result {
-    std::vector<float> hidden;  // [num_tokens, kHidden] of all sequences in order
+    std::vector<float> hidden;  // [wanted rows, kHidden] of all sequences in order
     std::vector<uint8_t> is_finite;
     std::vector<int32_t> slots;
   };
 
-  // Appends each sequence's tokens in one run.
-  Result Step(const std::map<int, std::vector<int>>& chunks) {
-    std::vector<int32_t> ids, positions, slots, query_start{0}, seq_lens, tables;
+  // Appends each sequence's tokens in one run. Hidden states are wanted of its last `wanted` tokens, else of all.
+  Result Step(const std::map<int, std::vector<int>>& chunks, const std::map<int, int>& wanted = {}) {
+    std::vector<int32_t> ids, positions, slots, query_start{0}, seq_lens, tables, num_wanted;
+    int num_rows = 0;
     size_t max_blocks = 0;
     for (const auto& [id, tokens] : chunks) {
       Sequence& sequence = sequences_[id];
@@ -214,6 +217,8 @@ class TinyEngine {
       }
       query_start.push_back(static_cast<int32_t>(ids.size()));
       seq_lens.push_back(sequence.length);
+      num_wanted.push_back(wanted.contains(id) ? wanted.at(id) : static_cast<int>(tokens.size()));
+      num_rows += num_wanted.back();
       max_blocks = std::max(max_blocks, sequence.blocks.size());
     }
     for (const auto& [id, tokens] : chunks) {
@@ -222,10 +227,10 @@ class TinyEngine {
       tables.insert(tables.end(), row.begin(), row.end());
     }
     Result result{{}, std::vector<uint8_t>(chunks.size(), 2), slots};
-    const std::string problem =
-        program->Run({ids, positions, slots, query_start, seq_lens, tables}, kv, pool, workspace, result.is_finite);
+    const std::string problem = program->Run({ids, positions, slots, query_start, seq_lens, tables, num_wanted, {}, {}},
+                                             kv, pool, workspace, result.is_finite);
     if (!problem.empty()) throw std::runtime_error(problem);
-    result.hidden.assign(program->hidden(workspace), program->hidden(workspace) + ids.size() * kHidden);
+    result.hidden.assign(program->hidden(workspace), program->hidden(workspace) + num_rows * kHidden);
     return result;
   }
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.core.forward_batch import ForwardBatch
 from headrace.core.sampling import SamplingParams
-from headrace.core.step import JoinedTokens, SampleSpec, ScheduledSequence, StepPlan
+from headrace.core.step import JoinedTokens, PromptLogprobSpec, SampleSpec, ScheduledSequence, StepPlan
 
 
 def _scheduled(
@@ -36,6 +36,8 @@ def test_a_small_plan_is_flattened_as_on_paper() -> None:
     assert batch.seq_lens.tolist() == [6, 1, 9]
     assert batch.block_tables.tolist() == [[5, 2, 2], [9, 9, 9], [1, 0, 3]]
     assert batch.logit_rows.tolist() == [2, 4]
+    assert batch.num_wanted.tolist() == [1, 0, 1]
+    assert batch.wanting_all().num_wanted.tolist() == [3, 1, 1]
     assert batch.num_tokens == 5
     assert batch.num_sequences == 3
 
@@ -56,6 +58,14 @@ def test_joined_tokens_are_the_rows_of_those_who_compute_them_and_the_slots_of_t
     assert batch.slot_mapping.tolist() == [5 * 4 + 3, 2 * 4, 2 * 4 + 1, 6 * 4 + 3, 9 * 4 + 2, 9 * 4 + 3]
 
 
+def test_rows_are_wanted_from_the_first_on_whose_logits_are_asked_for() -> None:
+    spec = PromptLogprobSpec(first_row=1, target_token_ids=(12, 13), num_top=0)
+    asking = msgspec.structs.replace(_scheduled(7, [11, 12, 13, 14], 0, [5]), prompt_logprobs=spec)
+    sampling = msgspec.structs.replace(_scheduled(8, [21, 22], 0, [6], samples=True), prompt_logprobs=spec)
+    batch = ForwardBatch.from_plan(StepPlan(1, (asking, sampling)), block_size=16)
+    assert batch.num_wanted.tolist() == [3, 1]
+
+
 def test_every_array_is_int32() -> None:
     batch = ForwardBatch.from_plan(StepPlan(1, (_scheduled(1, [1, 2], 0, [0], samples=True),)), block_size=16)
     arrays = (
@@ -66,6 +76,7 @@ def test_every_array_is_int32() -> None:
         batch.seq_lens,
         batch.block_tables,
         batch.logit_rows,
+        batch.num_wanted,
         batch.joined_rows,
         batch.joined_slots,
     )

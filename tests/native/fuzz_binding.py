@@ -76,6 +76,7 @@ class Fuzz:
             "query_start": np.array([0, 5, 14, 15], np.int32),
             "seq_lens": np.array([21, 9, 31], np.int32),
             "block_tables": tables,
+            "num_wanted": np.array([5, 3, 1], np.int32),
             "joined_rows": np.array([0, 5, 6], np.int32),
             "joined_slots": np.array([176, 177, 191], np.int32),
             "kv": self.memories[0],
@@ -102,6 +103,7 @@ class Fuzz:
             np.array([0, 10], np.int32),
             np.array([10], np.int32),
             np.array([[5]], np.int32),
+            np.array([6], np.int32),
             np.empty(0, np.int32),
             np.empty(0, np.int32),
             self.memories[0],
@@ -232,7 +234,7 @@ class Fuzz:
             del items[index]
         elif self.rng.random() < 0.3:
             items[index], items[other] = items[other], items[index]
-        elif part in ("body", "head"):
+        elif part in ("body", "tail", "head"):
             items[index] = self.spoilt_operation(items[index])
         elif isinstance(items[index], tuple):
             items[index] = self.spoilt_tuple(items[index])

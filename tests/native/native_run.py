@@ -77,7 +77,7 @@ class NativeRun:
 
     def _forward(self, chunks: Mapping[int, Sequence[int]]) -> ForwardBatch:
         plan = StepPlan(0, tuple(self._schedule(seq_id, tokens) for seq_id, tokens in chunks.items()))
-        batch = ForwardBatch.from_plan(plan, BLOCK_SIZE)
+        batch = ForwardBatch.from_plan(plan, BLOCK_SIZE).wanting_all()
         self.is_finite = dict(zip(chunks, self.runtime.forward(batch).tolist(), strict=True))
         self.slots = dict(zip(chunks, np.split(batch.slot_mapping, batch.query_start[1:-1]), strict=True))
         return batch

@@ -26,8 +26,9 @@ def brief(operation: Operation) -> str:
 
 def layer(listing: Listing, index: int, config: ModelConfig) -> list[str]:
     """What one layer does, with the layer's own weights named without their prefix."""
-    per_layer = (len(listing.body) - 1) // config.num_layers
-    operations = listing.body[1 + index * per_layer : 1 + (index + 1) * per_layer]
+    layers = (listing.body + listing.tail)[1:]
+    per_layer = len(layers) // config.num_layers
+    operations = layers[index * per_layer : (index + 1) * per_layer]
     return [brief(operation).replace(f"layers.{index}.", "") for operation in operations]
 
 
@@ -79,7 +80,7 @@ def test_each_matrix_gets_the_input_its_own_format_takes() -> None:
     formats = dict.fromkeys(matrix_shapes(config), WeightFormat.F16)
     formats |= {"layers.0.gate_up": WeightFormat.INT8, "layers.1.output": WeightFormat.INT4}
     listing = lower(config, formats, frozenset(vector_sizes(config)))
-    inputs = {op.matrix: op.input for op in listing.body if op.kind is OpKind.MATMUL}
+    inputs = {op.matrix: op.input for op in listing.operations if op.kind is OpKind.MATMUL}
     assert inputs["layers.0.qkv"] == "normed"
     assert inputs["layers.0.gate_up"] == "normed_int8"
     assert inputs["layers.0.output"] == "attended"
@@ -102,7 +103,7 @@ def test_norms_of_queries_and_keys_go_with_the_rotation() -> None:
         config = SHAPES[name]
         listing = lowered(config)
         assert "rotate_store(qkv, q_norm, k_norm) -> qkv" in layer(listing, 0, config)
-        rotations = [op for op in listing.body if op.kind is OpKind.ROTATE_STORE]
+        rotations = [op for op in listing.operations if op.kind is OpKind.ROTATE_STORE]
         assert [op.norm_whole for op in rotations] == [is_whole] * config.num_layers
         assert all(op.eps == config.norm_eps and op.scale == config.attention_scale for op in rotations)
 
@@ -132,11 +133,11 @@ def test_a_model_that_norms_around_its_blocks_has_windows_caps_and_ropes_of_its_
     steps = layer(listing, 0, config)
     assert steps[0] == "norm(hidden, attention_norm) -> normed"
     assert steps[4:6] == ["matmul(attended, output) -> block", "norm_add(block, attention_post_norm) +> hidden"]
-    attentions = [op for op in listing.body if op.kind is OpKind.ATTENTION]
+    attentions = [op for op in listing.operations if op.kind is OpKind.ATTENTION]
     assert [(op.layer, op.window, op.soft_cap) for op in attentions] == [(0, 9, 5.0), (1, 0, 5.0)]
     assert listing.ropes == (LOCAL_ROPE, ROPE)
-    assert [op.rope for op in listing.body if op.kind is OpKind.ROTATE_STORE] == [0, 1]
-    assert {op.activation for op in listing.body if op.kind is OpKind.GATE} == {1}
+    assert [op.rope for op in listing.operations if op.kind is OpKind.ROTATE_STORE] == [0, 1]
+    assert {op.activation for op in listing.operations if op.kind is OpKind.GATE} == {1}
     assert listing.body[0].scale == pytest.approx(6.3)
     assert brief(listing.head[-1]) == "scale() -> logits"
     assert (listing.head[-1].scale, listing.head[-1].soft_cap) == (1.0, 3.0)
@@ -146,10 +147,12 @@ def test_scales_of_embedding_residual_and_logits_are_where_they_apply() -> None:
     config = SHAPES["scaled"]
     listing = lowered(config)
     assert listing.body[0].scale == 3.0
-    added = [op for op in listing.body if op.epilogue is Epilogue.ADD]
+    added = [op for op in listing.operations if op.epilogue is Epilogue.ADD]
     assert len(added) == 2 * config.num_layers
     assert {op.scale for op in added} == {0.4}
-    assert {op.scale for op in listing.body if op.kind is OpKind.MATMUL and op.epilogue is Epilogue.STORE} == {1.0}
+    assert {op.scale for op in listing.operations if op.kind is OpKind.MATMUL and op.epilogue is Epilogue.STORE} == {
+        1.0
+    }
     assert (listing.head[-1].scale, listing.head[-1].soft_cap) == (0.5, 0.0)
 
 
@@ -162,21 +165,29 @@ def test_layers_that_turn_alike_share_a_rope() -> None:
 def test_every_buffer_is_declared_once_is_used_and_is_written_before_it_is_read(name, weight_format) -> None:
     listing = lowered(SHAPES[name], weight_format)
     names = [buffer.name for buffer in listing.buffers]
-    operations = listing.body + listing.head
+    operations = listing.operations
     assert len(set(names)) == len(names)
     assert {op.output for op in operations} | {op.input for op in operations} - {None} == set(names)
     written = {HEAD_INPUT}  # filled with the rows that need logits
     for operation in operations:
         assert operation.input is None or operation.input in written
         written.add(operation.output)
-    assert all(op.output != LOGITS for op in listing.body)
+    assert all(op.output != LOGITS for op in listing.body + listing.tail)
     assert listing.body[0].output == HIDDEN
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_follows_the_last_keys_and_values_is_apart(name) -> None:
+    listing = lowered(SHAPES[name])
+    assert listing.body[-1].kind is OpKind.ROTATE_STORE
+    assert listing.tail[0].kind is OpKind.ATTENTION
+    assert {op.kind for op in listing.tail}.isdisjoint({OpKind.EMBED, OpKind.ROTATE_STORE})
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_weight_is_used(name) -> None:
     config = SHAPES[name]
     listing = lowered(config)
-    operations = listing.body + listing.head
+    operations = listing.operations
     used = {op.matrix for op in operations} | {op.vector for op in operations} | {op.second_vector for op in operations}
     assert used - {None} == matrix_shapes(config).keys() | vector_sizes(config).keys()

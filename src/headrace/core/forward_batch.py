@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.step import StepPlan
+from headrace.core.step import ScheduledSequence, StepPlan
 
 Int32Array = NDArray[np.int32]
 
@@ -23,8 +23,10 @@ class ForwardBatch:
     blocks ``block_tables[b, : ceil(seq_lens[b] / block_size)]``. A row of the table is filled up with its own
     last block: what a kernel reads too far, under a mask, never belongs to somebody else, whose NaN a mask
     would not hold back.
-    ``logit_rows`` are the rows whose logits choose a next token, in plan order. Keys and values of row
-    ``joined_rows[j]`` go to slot ``joined_slots[j]`` as well, before anything attends in that layer.
+    ``logit_rows`` are the rows whose logits choose a next token, in plan order. Hidden states are wanted of sequence
+    ``b``'s last ``num_wanted[b]`` rows; of the others only keys and values, and a backend need not compute what
+    follows those of the last layer. Keys and values of row ``joined_rows[j]`` go to slot ``joined_slots[j]`` as well,
+    before anything attends in that layer.
     """
 
     input_ids: Int32Array  # [T]
@@ -34,6 +36,7 @@ class ForwardBatch:
     seq_lens: Int32Array  # [B]
     block_tables: Int32Array  # [B, M]
     logit_rows: Int32Array  # [S]
+    num_wanted: Int32Array  # [B]
     joined_rows: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))  # [J]
     joined_slots: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))  # [J]
 
@@ -80,9 +83,21 @@ class ForwardBatch:
             seq_lens=starts + counts,
             block_tables=block_tables,
             logit_rows=query_start[1:][sampling] - np.int32(1),
+            num_wanted=np.fromiter(map(_num_wanted, scheduled), np.int32, num_sequences),
             joined_rows=joined_rows,
             joined_slots=joined_slots,
         )
+
+    def wanting_all(self) -> ForwardBatch:
+        """The same, with hidden states of every row."""
+        return replace(self, num_wanted=np.diff(self.query_start))
+
+
+def _num_wanted(item: ScheduledSequence) -> int:
+    """Rows from the first on whose logits are asked for."""
+    if item.prompt_logprobs is not None:
+        return len(item.token_ids) - item.prompt_logprobs.first_row
+    return int(item.sample is not None)
 
 
 def _joined(plan: StepPlan, block_size: int, query_start: Int32Array) -> tuple[Int32Array, Int32Array]:

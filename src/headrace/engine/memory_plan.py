@@ -124,7 +124,7 @@ def _weights(
 def _activations(config: EngineConfig, model: ModelConfig, weights: WeightFacts) -> MemoryItem:
     """The arena of intermediate values; it is planned as the engine itself will plan it."""
     listing = lower(model, weights.formats, weights.vector_names)
-    row_bytes = plan_arena(listing.buffers, listing.body + listing.head, kept=[HIDDEN]).row_bytes
+    row_bytes = plan_arena(listing.buffers, listing.operations, kept=[HIDDEN]).row_bytes
     num_tokens = config.max_num_batched_tokens
     return MemoryItem("activations", row_bytes * num_tokens, f"{num_tokens} tokens of {format_bytes(row_bytes)}")
 

@@ -130,7 +130,7 @@ class _Runner:
     def logits(self, token_ids: Sequence[int], start: int) -> Float32Array:
         """Logits ``[len(token_ids), vocab_size]`` of tokens at positions from ``start`` on."""
         item = ScheduledSequence(seq_id=0, token_ids=list(token_ids), start=start, block_ids=self._blocks)
-        self._runtime.forward(ForwardBatch.from_plan(StepPlan(0, (item,)), _BLOCK_SIZE))
+        self._runtime.forward(ForwardBatch.from_plan(StepPlan(0, (item,)), _BLOCK_SIZE).wanting_all())
         return self._runtime.logits(np.arange(len(token_ids), dtype=np.int32))
 
     def continue_greedily(self, prompt: Sequence[int]) -> list[int]:

@@ -21,12 +21,20 @@ _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1}
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A model as operations: ``body`` over the tokens of a step, ``head`` over the rows that need logits."""
+    """A model as operations: ``body`` over the tokens of a step, up to the last layer's keys and values; ``tail``, the
+    rest of that layer, over the rows whose hidden states are wanted; ``head`` over those that need logits.
+    """
 
     body: tuple[Operation, ...]
+    tail: tuple[Operation, ...]
     head: tuple[Operation, ...]
     buffers: tuple[Buffer, ...]
     ropes: tuple[RopeConfig, ...]
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """All, in their order."""
+        return self.body + self.tail + self.head
 
 
 def lower(config: ModelConfig, formats: Mapping[str, WeightFormat], vectors: frozenset[str]) -> Listing:
@@ -52,14 +60,25 @@ class _Lowering:
         config = self._config
         hidden = self._buffer(HIDDEN, config.hidden_size)
         self._add(OpKind.EMBED, output=hidden, matrix="embedding", scale=config.embedding_scale)
-        for layer in range(config.num_layers):
+        last = config.num_layers - 1
+        for layer in range(last):
+            self._keys_and_values(layer)
             self._attention(layer)
             self._feed_forward(layer)
-        body, self._operations = tuple(self._operations), []
+        self._keys_and_values(last)
+        body = self._taken()
+        self._attention(last)
+        self._feed_forward(last)
+        tail = self._taken()
         self._head()
-        return Listing(body, tuple(self._operations), tuple(self._buffers.values()), self._ropes)
+        return Listing(body, tail, self._taken(), tuple(self._buffers.values()), self._ropes)
 
-    def _attention(self, layer: int) -> None:
+    def _taken(self) -> tuple[Operation, ...]:
+        """The operations since the last call."""
+        taken, self._operations = tuple(self._operations), []
+        return taken
+
+    def _keys_and_values(self, layer: int) -> None:
         config = self._config
         prefix = f"layers.{layer}."
         source = self._normed(HIDDEN, prefix + "attention_norm", prefix + "qkv")
@@ -78,10 +97,15 @@ class _Lowering:
             vector=self._optional(prefix + "q_norm"),
             second_vector=self._optional(prefix + "k_norm"),
         )
+
+    def _attention(self, layer: int) -> None:
+        config = self._config
+        prefix = f"layers.{layer}."
+        facts = config.layers[layer]
         attended = self._buffer("attended", config.query_size)
         self._add(
             OpKind.ATTENTION,
-            input=qkv,
+            input="qkv",
             output=attended,
             layer=layer,
             window=facts.sliding_window or 0,

@@ -56,7 +56,7 @@ class NativeProgram:
         Raises ``ValueError`` naming what does not fit together.
         """
         listing = lower(config, {name: m.format for name, m in matrices.items()}, frozenset(vectors))
-        arena = plan_arena(listing.buffers, listing.body + listing.head, kept=[HIDDEN])
+        arena = plan_arena(listing.buffers, listing.operations, kept=[HIDDEN])
         chosen = kernels or _native.best_kernels()
         tunings = [] if tuning is None else _tunings(matrices, tuning, chosen)
         return cls(config, listing, arena, _Binder(config, listing, arena, matrices, vectors).bind(chosen, tunings))
@@ -103,6 +103,7 @@ class _Binder:
                 config.num_layers,
             ],
             body=[self._operation(operation) for operation in listing.body],
+            tail=[self._operation(operation) for operation in listing.tail],
             head=[self._operation(operation) for operation in listing.head],
             buffers=[(b.is_quantized, b.width, self._arena.offsets[b.name]) for b in listing.buffers],
             matrices=[(int(m.format), m.num_rows, m.num_columns, m.data) for m in self._matrices.values()],
@@ -178,7 +179,7 @@ class NativeRuntime:
         return self._pool
 
     def forward(self, batch: ForwardBatch) -> BoolArray:
-        """Compute a step's tokens: their keys and values are written, their hidden states kept for ``logits``.
+        """Compute a step's tokens: keys and values are written, the hidden states that are wanted kept for ``logits``.
 
         Says of each sequence whether everything computed for it is finite, ``[B]``.
         """
@@ -190,6 +191,7 @@ class NativeRuntime:
             batch.query_start,
             batch.seq_lens,
             batch.block_tables,
+            batch.num_wanted,
             batch.joined_rows,
             batch.joined_slots,
             self._kv,
@@ -200,14 +202,16 @@ class NativeRuntime:
         return is_finite.view(np.bool_)
 
     def logits(self, rows: Int32Array) -> Float32Array:
-        """Logits ``[len(rows), vocab_size]`` of rows of the last ``forward``; at most ``max_sequences`` rows."""
+        """Logits ``[len(rows), vocab_size]`` of wanted rows of the last ``forward``; at most ``max_sequences`` rows."""
         logits = np.empty((len(rows), self._config.vocab_size), np.float32)
         self._program.head(rows, self._pool, self._workspace, logits)
         return logits
 
-    def hidden(self, num_tokens: int) -> Float32Array:
-        """Hidden states ``[num_tokens, hidden_size]`` of the last ``forward``, before the final norm."""
-        hidden = np.empty((num_tokens, self._config.hidden_size), np.float32)
+    def hidden(self, num_rows: int) -> Float32Array:
+        """Hidden states ``[num_rows, hidden_size]`` of the first wanted rows of the last ``forward``, before the final
+        norm.
+        """
+        hidden = np.empty((num_rows, self._config.hidden_size), np.float32)
         self._program.hidden(self._workspace, hidden)
         return hidden
 
@@ -237,7 +241,7 @@ class NativeRuntime:
         self._workspace.start_timing()
 
     def operation_seconds(self) -> list[float]:
-        """Seconds of each operation since ``start_timing``: those of the listing's body, then those of its head."""
+        """Seconds of each of the listing's operations since ``start_timing``."""
         return self._workspace.operation_seconds()
 
     def clear_slots(self, slots: Int32Array) -> None:
