@@ -13,13 +13,16 @@
 namespace headrace {
 namespace {
 
-constexpr int kRowsPerPiece = 8;  // of operations that treat rows one by one
-
+// For operations that treat rows one by one: in pieces of a few, so that eight rows make work for two threads. Fewer
+// stay together, as what reads them next would wait for another core's cache.
 template <typename Body>
 void ForRows(ThreadPool& pool, int num_rows, const Body& body) {
-  pool.Run(static_cast<int>(CeilDiv(num_rows, kRowsPerPiece)), [&](int piece, int thread) {
-    const int end = std::min(num_rows, (piece + 1) * kRowsPerPiece);
-    for (int row = piece * kRowsPerPiece; row < end; ++row) body(row, thread);
+  constexpr int kLeastPerPiece = 4, kMostPerPiece = 8;
+  const int share = static_cast<int>(CeilDiv(num_rows, pool.num_threads()));
+  const int per_piece = std::clamp(share, kLeastPerPiece, kMostPerPiece);
+  pool.Run(static_cast<int>(CeilDiv(num_rows, per_piece)), [&](int piece, int thread) {
+    const int end = std::min(num_rows, (piece + 1) * per_piece);
+    for (int row = piece * per_piece; row < end; ++row) body(row, thread);
   });
 }
 
