@@ -273,8 +273,33 @@ inline Vec AddGroup(Vec sum, Vec dot, Vec scale, Vec minimum, float x_scale, flo
   return sum;
 }
 
-template <typename Format, int kRows, int kPanels>
-void QuantizedTile(const MatmulTask& task, int panel, int row) {
+// Fetches what is needed after a tile into the second-level cache, a little with each group: memory would be idle
+// while the tile is computed.
+class Fetcher {
+ public:
+  Fetcher(const uint8_t* begin, const uint8_t* end, size_t num_turns)
+      : at_(reinterpret_cast<uintptr_t>(begin) / kLine * kLine),
+        end_(reinterpret_cast<uintptr_t>(end) / kLine * kLine),
+        step_(CeilDiv(CeilDiv(end_ - at_, kLine), num_turns) * kLine) {}
+
+  // Behind the last panel lies the next piece's, or nothing: a prefetch never faults.
+  void Turn() {
+    for (const uintptr_t end = std::min(end_, at_ + step_); at_ < end; at_ += kLine) {
+      __builtin_prefetch(reinterpret_cast<const void*>(at_), 0, 2);
+    }
+  }
+
+ private:
+  static constexpr uintptr_t kLine = 64;
+  uintptr_t at_, end_, step_;
+};
+
+struct NoFetcher {
+  void Turn() {}
+};
+
+template <typename Format, int kRows, int kPanels, typename Fetching>
+void QuantizedTile(const MatmulTask& task, int panel, int row, Fetching fetching) {
   constexpr int kVecs = kPanels * kVecsPerPanel;
   const PackedPanel<Format> first(*task.weight, panel), second(*task.weight, panel + kPanels - 1);
   const auto of = [&](int vec) -> const PackedPanel<Format>& { return vec < kVecsPerPanel ? first : second; };
@@ -285,6 +310,7 @@ void QuantizedTile(const MatmulTask& task, int panel, int row) {
   const float* x_scaled_sums = x.scaled_sum + row * num_groups;
   Vec sums[kRows][kVecs] = {};
   for (size_t group = 0; group < num_groups; ++group) {
+    fetching.Turn();
     Sums dots[kRows][kVecs];
     for (int t = 0; t < kRows; ++t) {
       for (int i = 0; i < kVecs; ++i) dots[t][i] = NoSums();
@@ -334,24 +360,27 @@ void FloatPanels(const MatmulTask& task, int tile_rows, int panel, int row_begin
   });
 }
 
-// With several tiles to a panel, memory is idle while all but the first are computed: each of them fetches its part of
-// the next panels into the second-level cache. What lies behind the last is the next piece's, or not there: a prefetch
-// never faults.
-inline void FetchPart(const uint8_t* begin, size_t size, int part_begin, int part_end, int num_parts) {
-  const auto address = [&](int part) { return reinterpret_cast<uintptr_t>(begin) + size * part / num_parts / 64 * 64; };
-  for (uintptr_t at = address(part_begin); at < address(part_end); at += 64) {
-    __builtin_prefetch(reinterpret_cast<const void*>(at), 0, 2);
-  }
-}
+// Tiles of one or two rows wait for memory as it is, and do best undisturbed.
+constexpr int kLeastFetchingRows = 3;
+// With more rows a panel stays in the caches for many tiles: there is time for the next, and none to ask in each group.
+constexpr int kMostFetchingRows = kLargestRows[2];
 
+// Each tile fetches its part of the next panels.
 template <typename Format, int kPanels>
 void QuantizedPanels(const MatmulTask& task, int tile_rows, int panel, int row_begin, int row_end) {
   const uint8_t* next = task.weight->panel(panel + kPanels);
   const size_t num_bytes = kPanels * task.weight->panel_bytes();
   const int num_rows = row_end - row_begin;
   ForRowTiles<kMaxTileRows[kPanels - 1]>(tile_rows, row_begin, row_end, [&](auto rows, int row) {
-    if (rows < num_rows) FetchPart(next, num_bytes, row - row_begin, row - row_begin + rows, num_rows);
-    QuantizedTile<Format, rows, kPanels>(task, panel, row);
+    const int first = row - row_begin;
+    const uint8_t *begin = next + num_bytes * first / num_rows, *end = next + num_bytes * (first + rows) / num_rows;
+    if constexpr (rows >= kLeastFetchingRows) {
+      if (num_rows <= kMostFetchingRows) {
+        return QuantizedTile<Format, rows, kPanels>(task, panel, row, Fetcher(begin, end, task.quantized.num_groups));
+      }
+    }
+    if (rows < num_rows) Fetcher(begin, end, 1).Turn();
+    QuantizedTile<Format, rows, kPanels>(task, panel, row, NoFetcher());
   });
 }
 

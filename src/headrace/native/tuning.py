@@ -24,7 +24,7 @@ Clock = Callable[[], float]
 ROW_CLASSES = ("1", "2-8", "9-32", "33+")
 """Numbers of rows (tokens of a step) that share a tuning, as ``csrc/ops/matmul.h`` divides them."""
 
-_ROWS_TIMED = (1, 4, 16, 128)
+_ROWS_TIMED = (1, 8, 16, 128)
 _MANY_ROWS = 3  # the only class whose rows do not fit one block
 
 _PIECE_BYTES = (24 << 10, 48 << 10, 96 << 10, 192 << 10)
