@@ -91,12 +91,18 @@ def test_a_time_out_costs_the_worker_and_is_not_remembered() -> None:
         assert service.compile(regex("ok")).result(PATIENCE_S).new_matcher([END]).accept(ord("o"))
 
 
+def until(pid: int, state: int) -> None:
+    """Wait for what a signal does to a process: until all its threads have met it, one may answer yet."""
+    os.waitid(os.P_PID, pid, state | os.WNOWAIT)
+
+
 def test_a_crash_costs_one_constraint() -> None:
     worker = WorkerProcess(TABLE, GrammarLimits())
     worker.compile(regex("a"))
     first_pid = worker.pid
     assert first_pid is not None
     os.kill(first_pid, signal.SIGSEGV)
+    until(first_pid, os.WEXITED)
     with pytest.raises(CompileCrash, match="too complex"):
         worker.compile(regex("b"))
     assert worker.compile(regex("b")).text
@@ -110,6 +116,7 @@ def test_a_worker_that_does_not_answer_is_replaced() -> None:
     worker.compile(regex("a"))
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGSTOP)
+    until(worker.pid, os.WSTOPPED)
     with pytest.raises(CompileTimeout, match="within"):
         worker.compile(regex("b"))
     worker.close()
