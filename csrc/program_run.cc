@@ -13,8 +13,8 @@
 namespace headrace {
 namespace {
 
-// For operations that treat rows one by one: in pieces of a few, so that eight rows make work for two threads. Fewer
-// stay together, as what reads them next would wait for another core's cache.
+// For operations that treat rows one by one: in pieces of four to eight, so that few rows still make work for several
+// threads. Smaller pieces cost more than they save: what reads a row next would wait for another core's cache.
 template <typename Body>
 void ForRows(ThreadPool& pool, int num_rows, const Body& body) {
   constexpr int kLeastPerPiece = 4, kMostPerPiece = 8;
