@@ -96,7 +96,9 @@ class Session:
         _write_command(commands / "python", f'exec {sys.executable} "$@"')
         _write_command(commands / "headrace", f'exec {sys.executable} -m headrace.cli.main "$@"')
         _write_command(commands / "make", f'exec {shutil.which("make")} -C {ROOT} {olds} VENV={sys.prefix} "$@"')
-        self.environ = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+        # under ``make test`` these hand its own arguments, ``ARGS`` above all, to every ``make`` of a block
+        ours = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKEOVERRIDES", "ARGS")}
+        self.environ = {**ours, "PATH": f"{commands}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
 
     def run(self, block: Block) -> None:
         """Run one block; a failure shows its output."""
